@@ -1,0 +1,49 @@
+# Two commands: `make demo` and `make test`. Each sets up what it needs first; set-up is redone only when the locks change.
+# `make check` is the quick subset for the inner loop.
+PYTHON ?= python3
+UV := $(shell command -v uv 2>/dev/null || echo .venv/bin/uv)
+INSTALL = VIRTUAL_ENV=$(CURDIR)/.venv $(UV) pip install --quiet --compile-bytecode
+
+.PHONY: demo test check lint types lock bench clean
+
+demo: .venv/.platform
+	.venv/bin/sparring demo
+
+test: .venv/.dev .venv/.system lint types
+	.venv/bin/python -m pytest -n 2
+
+check: .venv/.dev lint types
+	.venv/bin/python -m pytest -q -n 2 -m "not real"
+
+lint: .venv/.dev
+	.venv/bin/ruff check .
+	.venv/bin/ruff format --check .
+
+types: .venv/.dev
+	.venv/bin/mypy
+
+lock: .venv/.uv  ## refresh the pinned versions after a change of pyproject.toml
+	$(UV) pip compile --quiet --no-emit-index-url --universal --python-version 3.11 --extra platform pyproject.toml -o requirements/platform.txt
+	$(UV) pip compile --quiet --no-emit-index-url --universal --python-version 3.11 --extra platform --group dev pyproject.toml -o requirements/dev.txt
+
+.venv/.uv:
+	test -x .venv/bin/python || $(PYTHON) -m venv .venv
+	command -v uv >/dev/null || .venv/bin/python -m pip install --quiet uv
+	@touch $@
+
+.venv/.platform: .venv/.uv requirements/platform.txt pyproject.toml
+	$(INSTALL) -r requirements/platform.txt
+	$(INSTALL) --no-deps -e .
+	@touch $@
+
+.venv/.dev: .venv/.uv requirements/dev.txt pyproject.toml
+	$(INSTALL) -r requirements/dev.txt
+	$(INSTALL) --no-deps --no-build-isolation -e .
+	@touch $@ .venv/.platform
+
+.venv/.system: scripts/system-packages
+	scripts/system-packages
+	@mkdir -p .venv && touch $@
+
+clean:
+	rm -rf .venv .sparring

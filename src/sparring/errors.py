@@ -1,0 +1,11 @@
+"""Errors meant for people: what was asked, what was found, what to do. The CLI prints them without a stack trace."""
+
+__all__ = ["InputError", "SparringError"]
+
+
+class SparringError(Exception):
+    """Something a user can understand and act on. Exit code 1."""
+
+
+class InputError(SparringError):
+    """The user's input is wrong: a game, a config, a file, an option. Exit code 2, HTTP 4xx."""

@@ -1,0 +1,112 @@
+"""Bytes ↔ fragments. Msgpack is the wire; JSON rows are accepted for a first `curl` and for engines without msgpack.
+
+Nothing here trusts its input: sizes are bounded before memory is taken, and every failure is an InputError.
+"""
+
+import time
+import zlib
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from sparring.errors import InputError
+from sparring.experience.fragment import Columns, Fragment, new_id, pack
+from sparring.games.spec import Game, column
+
+__all__ = ["JsonFragment", "TooLarge", "decode", "decode_json", "decompress", "encode"]
+
+_encoder = msgspec.msgpack.Encoder()
+_decoder = msgspec.msgpack.Decoder(list[Fragment])
+
+
+class TooLarge(InputError):
+    """More bytes than the receiver takes."""
+
+
+class JsonFragment(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A fragment as rows: what a person writes by hand. `id`, `episode` and `time` may be left out."""
+
+    player: str
+    obs: list[Any]
+    action: list[Any]
+    reward: list[float]
+    schema: str
+    id: str | None = None
+    episode: str | None = None
+    start: int = 0
+    time: float | None = None
+    terminated: bool = False
+    truncated: bool = False
+    log_prob: list[float] | None = None
+    model: str | None = None
+    version: int | None = None
+
+
+_json_decoder = msgspec.json.Decoder(list[JsonFragment])
+
+
+def encode(fragments: list[Fragment]) -> bytes:
+    return _encoder.encode(fragments)
+
+
+def decode(body: bytes) -> list[Fragment]:
+    try:
+        return _decoder.decode(body)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise InputError(f"the body is not a msgpack list of fragments: {error}") from error
+
+
+def decode_json(body: bytes, game: Game) -> list[Fragment | str]:
+    """Each row-wise fragment as columns, or the reason why it cannot be one."""
+    try:
+        rows = _json_decoder.decode(body)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise InputError(f"the body is not a JSON list of fragments: {error}") from error
+    return [_from_rows(row, game) for row in rows]
+
+
+def _from_rows(row: JsonFragment, game: Game) -> Fragment | str:
+    parts: dict[str, Any] = {}
+    for name, space in (("obs", game.observation), ("action", game.action)):
+        try:
+            parts[name] = column(space, getattr(row, name))
+        except (ValueError, TypeError, OverflowError) as error:
+            return f"{name}: {error}"
+    now = time.time()
+    fragment = pack(
+        game,
+        Columns(
+            reward=np.asarray(row.reward, "<f4"),
+            log_prob=None if row.log_prob is None else np.asarray(row.log_prob, "<f4"),
+            **parts,
+        ),
+        id=row.id or new_id(now),
+        player=row.player,
+        episode=row.episode or new_id(now),
+        start=row.start,
+        time=now if row.time is None else row.time,
+        terminated=row.terminated,
+        truncated=row.truncated,
+        model=row.model,
+        version=row.version,
+    )
+    return msgspec.structs.replace(fragment, schema=row.schema)
+
+
+def decompress(body: bytes, encoding: str, limit: int) -> bytes:
+    """Undo a Content-Encoding, never making more than `limit` bytes, however small the body is."""
+    if encoding in ("", "identity"):
+        return body
+    if encoding not in ("gzip", "deflate"):
+        raise InputError(f"Content-Encoding {encoding!r} is not supported: use gzip, deflate or none")
+    inflater = zlib.decompressobj(zlib.MAX_WBITS | (16 if encoding == "gzip" else 0))
+    try:
+        data = inflater.decompress(body, limit + 1)
+    except zlib.error as error:
+        raise InputError(f"the body is not valid {encoding}: {error}") from error
+    if len(data) > limit:
+        raise TooLarge(f"the body is larger than {limit} bytes when decompressed")
+    if not inflater.eof:
+        raise InputError(f"the {encoding} body is cut short")
+    return data

@@ -1,0 +1,103 @@
+"""Where games come from: a Gymnasium id, or a JSON file that declares a game we cannot simulate."""
+
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from sparring.errors import InputError
+from sparring.games.spec import Box, Dict, Discrete, Game, MultiDiscrete, Space
+
+__all__ = ["declare", "load", "make"]
+
+
+def load(name: str) -> Game:
+    """A path to a declaration, or a Gymnasium id."""
+    if name.endswith(".json"):
+        path = Path(name)
+        if not path.is_file():
+            raise InputError(f"no game declaration at {name}: write one with `sparring init NAME`")
+        return Game.from_json(path.read_bytes())
+    env = make(name)
+    try:
+        observation, action = _unbounded(space_of(env.observation_space)), space_of(env.action_space)
+    except ValueError as error:
+        raise InputError(f"{name}: {error}") from error
+    finally:
+        env.close()
+    if isinstance(action, Dict):
+        raise InputError(f"{name}: Dict actions are not supported")
+    return Game(name=name.replace("/", "-"), observation=observation, action=action, env=name)
+
+
+def make(env_id: str, **options: Any) -> Any:
+    """The Gymnasium environment, or an InputError that says what to do."""
+    try:
+        import gymnasium
+    except ImportError as error:
+        raise InputError("playing a Gymnasium game needs gymnasium: pip install 'sparring[play]'") from error
+    try:
+        return gymnasium.make(env_id, **options)
+    except gymnasium.error.Error as error:
+        raise InputError(f"cannot make the game {env_id!r}: {error}") from error
+
+
+def declare(name: str) -> Game:
+    """A template of a declared game, for people to fill in."""
+    return Game(
+        name=name,
+        observation=Dict(
+            {
+                "position": Box((2,), low=-1.0, high=1.0),
+                "health": Box((1,), low=0.0, high=1.0),
+                "weapon": Discrete(4),
+            }
+        ),
+        action=Discrete(5),
+    )
+
+
+def space_of(space: Any) -> Space:
+    """Gymnasium's space → ours."""
+    import gymnasium.spaces as gym
+
+    if isinstance(space, gym.Discrete):
+        return Discrete(int(space.n), int(space.start))
+    if isinstance(space, gym.MultiBinary):
+        return MultiDiscrete((2,) * int(np.prod(space.shape)))
+    if isinstance(space, gym.MultiDiscrete):
+        if np.any(space.start):
+            raise ValueError("MultiDiscrete spaces must start at 0")
+        return MultiDiscrete(tuple(int(n) for n in space.nvec.ravel()))
+    if isinstance(space, gym.Box):
+        return Box(tuple(space.shape), space.dtype.name, _bound(space.low), _bound(space.high))
+    if isinstance(space, gym.Dict):
+        fields = {name: space_of(part) for name, part in space.spaces.items()}
+        if any(isinstance(part, Dict) for part in fields.values()):
+            raise ValueError("nested Dict spaces are not supported: flatten them to one level")
+        return Dict(fields)  # type: ignore[arg-type]  # no Dict among them: checked above
+    raise ValueError(
+        f"{type(space).__name__} spaces are not supported: use Box, Discrete, MultiDiscrete or a flat Dict"
+    )
+
+
+def _unbounded(space: Space) -> Space:
+    """Without the bounds of float observations: simulators treat theirs as advice (LunarLander leaves its own), and
+    refusing true data for it would help nobody. A declared game's bounds are its developer's word and are kept."""
+    if isinstance(space, Dict):
+        return Dict({name: _unbounded(part) for name, part in space.fields.items()})  # type: ignore[misc]
+    if isinstance(space, Box) and space.dtype.startswith("float"):
+        return Box(space.shape, space.dtype)
+    return space
+
+
+def _bound(values: Any) -> float | tuple[float, ...] | None:
+    """One number when all are equal; none without any bound. A Box bounded in part keeps ±1e308 for 'none'."""
+    flat = [float(v) for v in np.ravel(values)]
+    # 3.4e38 is Gymnasium's habit for "unbounded" in float32; data a rounding error beyond it must not be refused.
+    flat = [math.copysign(math.inf, v) if abs(v) > 3e38 else v for v in flat]
+    if all(math.isinf(v) for v in flat):
+        return None
+    flat = [math.copysign(1e308, v) if math.isinf(v) else v for v in flat]
+    return flat[0] if len(set(flat)) == 1 else tuple(flat)

@@ -1,0 +1,200 @@
+"""What a game is: its spaces, its players and the hash of its spaces (`schema`).
+
+A space knows its NumPy element type, so one step of any observation or action is one element of an array: a flat Dict
+is a packed structured type. A column of T steps is therefore always one buffer, whatever the game.
+"""
+
+import hashlib
+import re
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from typing import Annotated, Any, ClassVar
+
+import msgspec
+import numpy as np
+
+from sparring.errors import InputError
+
+__all__ = ["Action", "Box", "Dict", "Discrete", "Game", "MultiDiscrete", "Space"]
+
+Array = np.ndarray[Any, np.dtype[Any]]
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
+DTYPES = ("float32", "float64", "uint8", "int8", "int16", "int32", "int64", "bool")
+MAX_STEP_BYTES = 4 << 20
+
+
+class Box(msgspec.Struct, frozen=True, tag="box", tag_field="type", dict=True):
+    """Numbers of one shape. `low`/`high`: one bound for all, a list in row-major order, or none."""
+
+    shape: tuple[int, ...]
+    dtype: str = "float32"
+    low: float | tuple[float, ...] | None = None
+    high: float | tuple[float, ...] | None = None
+
+    def __post_init__(self) -> None:
+        if self.dtype not in DTYPES:
+            raise ValueError(f"dtype {self.dtype!r} is not one of {', '.join(DTYPES)}")
+        if any(n < 1 for n in self.shape):
+            raise ValueError(f"shape {self.shape} has a dimension below 1")
+        size = int(np.prod(self.shape))
+        if size * np.dtype(self.dtype).itemsize > MAX_STEP_BYTES:
+            raise ValueError(f"one element of shape {self.shape} is larger than {MAX_STEP_BYTES >> 20} MiB")
+        for name, bound in (("low", self.low), ("high", self.high)):
+            if isinstance(bound, tuple) and len(bound) != size:
+                raise ValueError(f"{name} has {len(bound)} values, the shape {self.shape} needs {size}")
+
+    @cached_property
+    def element(self) -> np.dtype[Any]:
+        return np.dtype((np.dtype(self.dtype).newbyteorder("<"), self.shape))
+
+    @cached_property
+    def bounds(self) -> tuple[Array | None, Array | None]:
+        """Arrays of `shape` in float64 (exact for every dtype's bounds we meet), or none where there is no bound."""
+
+        def full(bound: float | tuple[float, ...] | None) -> Array | None:
+            if bound is None:
+                return None
+            return np.broadcast_to(
+                np.reshape(np.asarray(bound, np.float64), self.shape if isinstance(bound, tuple) else ()), self.shape
+            )
+
+        return full(self.low), full(self.high)
+
+    @property
+    def is_image(self) -> bool:
+        """uint8 with height and width: networks convolve it and divide it by 255."""
+        return self.dtype == "uint8" and len(self.shape) == 3
+
+    def problem(self, column: Array) -> str | None:
+        """Why these elements are not in the space, or None."""
+        if column.dtype.kind == "f" and not np.isfinite(column).all():
+            return "has NaN or infinite values"
+        low, high = self.bounds
+        if low is not None and (column < low).any():
+            return f"is below the space's lower bound ({_show(column.min())} < {_show(low.min())})"
+        if high is not None and (column > high).any():
+            return f"is above the space's upper bound ({_show(column.max())} > {_show(high.max())})"
+        return None
+
+
+class Discrete(msgspec.Struct, frozen=True, tag="discrete", tag_field="type"):
+    """One of `n` whole numbers from `start` on."""
+
+    n: Annotated[int, msgspec.Meta(ge=1, le=1 << 20)]
+    start: int = 0
+
+    element: ClassVar[np.dtype[Any]] = np.dtype("<i4")
+
+    def problem(self, column: Array) -> str | None:
+        if column.size and (column.min() < self.start or column.max() >= self.start + self.n):
+            return f"is outside {self.start}..{self.start + self.n - 1}"
+        return None
+
+
+class MultiDiscrete(msgspec.Struct, frozen=True, tag="multi_discrete", tag_field="type", dict=True):
+    """Several Discrete(n), each from 0."""
+
+    nvec: tuple[Annotated[int, msgspec.Meta(ge=1, le=1 << 20)], ...]
+
+    @cached_property
+    def element(self) -> np.dtype[Any]:
+        return np.dtype((np.dtype("<i4"), (len(self.nvec),)))
+
+    def problem(self, column: Array) -> str | None:
+        if column.size and ((column < 0).any() or (column >= np.asarray(self.nvec)).any()):
+            return f"is outside 0..{tuple(n - 1 for n in self.nvec)}"
+        return None
+
+
+class Dict(msgspec.Struct, frozen=True, tag="dict", tag_field="type", dict=True):
+    """Named parts, one level deep. Order in memory is by name, so two clients cannot disagree."""
+
+    fields: dict[str, Box | Discrete | MultiDiscrete]
+
+    def __post_init__(self) -> None:
+        if not self.fields:
+            raise ValueError("a dict space needs at least one field")
+        for name in self.fields:
+            if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]{0,63}", name):
+                raise ValueError(f"field name {name!r}: use letters, digits and underscores")
+
+    @cached_property
+    def element(self) -> np.dtype[Any]:
+        return np.dtype([(name, self.fields[name].element) for name in sorted(self.fields)])
+
+    def problem(self, column: Array) -> str | None:
+        for name, space in self.fields.items():
+            if (why := space.problem(column[name])) is not None:
+                return f"{name} {why}"
+        return None
+
+
+Action = Box | Discrete | MultiDiscrete
+Space = Box | Discrete | MultiDiscrete | Dict
+
+
+def column(space: Space, rows: Sequence[Any] | Array) -> Array:
+    """Steps as a game or JSON gives them → one array of the space's element type. Raises ValueError on a misfit."""
+    if isinstance(space, Dict):
+        out = np.empty(len(rows), space.element)
+        for name, part in space.fields.items():
+            out[name] = column(part, [_field(row, name, len(space.fields)) for row in rows])
+        return out
+    base = space.element.base
+    array = np.asarray(rows)
+    if array.dtype.kind not in "fiub":
+        raise ValueError(f"expected numbers of shape {space.element.shape}, got {array.dtype} values or ragged rows")
+    if array.shape != (len(rows), *space.element.shape):
+        raise ValueError(f"expected {len(rows)} × {space.element.shape}, got {array.shape}")
+    if base.kind in "iu" and array.dtype.kind == "f" and not (array == np.trunc(array)).all():
+        raise ValueError("expected whole numbers")
+    if base.kind in "iu" and array.size and (array.min() < np.iinfo(base).min or array.max() > np.iinfo(base).max):
+        raise ValueError(f"values do not fit {base}")
+    return array.astype(base, copy=False)
+
+
+def _field(row: Any, name: str, count: int) -> Any:
+    if not isinstance(row, Mapping) or name not in row or len(row) != count:
+        raise ValueError(f"expected an object with the space's {count} fields, {name!r} among them")
+    return row[name]
+
+
+def _show(value: Any) -> str:
+    return f"{float(value):g}"
+
+
+class Game(msgspec.Struct, frozen=True, dict=True, forbid_unknown_fields=True):
+    """An observation space, an action space, a number of players.
+
+    `env` is the Gymnasium id behind it, or none for a declared game, which we cannot simulate.
+    """
+
+    name: str
+    observation: Space
+    action: Action
+    players: int = 1
+    env: str | None = None
+
+    def __post_init__(self) -> None:
+        if not NAME.fullmatch(self.name):
+            raise ValueError(f"game name {self.name!r}: use letters, digits, '.', '_' and '-', at most 100, no slash")
+        if self.players < 1:
+            raise ValueError("players must be at least 1")
+        if isinstance(self.action, Box) and not self.action.dtype.startswith("float"):
+            raise ValueError("a Box action must be float32 or float64; for whole numbers use multi_discrete")
+
+    @cached_property
+    def schema(self) -> str:
+        """Hash of the spaces: two clients with the same schema produce interchangeable data."""
+        canonical = msgspec.json.encode([self.observation, self.action, self.players], order="sorted")
+        return hashlib.blake2b(canonical, digest_size=8).hexdigest()
+
+    @classmethod
+    def from_json(cls, text: bytes | str) -> "Game":
+        try:
+            return msgspec.json.decode(text, type=cls)
+        except (msgspec.ValidationError, msgspec.DecodeError) as error:
+            raise InputError(f"not a game declaration: {error}") from error
+
+    def to_json(self) -> bytes:
+        return msgspec.json.format(msgspec.json.encode(self))

@@ -1,0 +1,159 @@
+"""What a network is: a declarative list of layers and a head. The JAX function that learns, the NumPy one that acts in
+rollout workers and the ONNX graph that is published are all rendered from it."""
+
+from typing import Literal
+
+import msgspec
+
+from sparring.errors import InputError
+from sparring.games import Box, Dict, Discrete, Game, MultiDiscrete, Space
+
+__all__ = [
+    "Activation",
+    "Categorical",
+    "Conv",
+    "Dense",
+    "Deterministic",
+    "Gaussian",
+    "Head",
+    "Layer",
+    "QValues",
+    "Squashed",
+    "action_size",
+    "feature_shape",
+    "image_layout",
+    "param_shapes",
+]
+
+Activation = Literal["relu", "tanh", "silu", "linear"]
+
+
+class Dense(msgspec.Struct, frozen=True, tag="dense", tag_field="layer", forbid_unknown_fields=True):
+    units: int
+    activation: Activation = "relu"
+
+
+class Conv(msgspec.Struct, frozen=True, tag="conv", tag_field="layer", forbid_unknown_fields=True):
+    """Square kernel, no padding."""
+
+    filters: int
+    kernel: int
+    stride: int = 1
+    activation: Activation = "relu"
+
+
+Layer = Dense | Conv
+
+
+class QValues(msgspec.Struct, frozen=True, tag="q", tag_field="head"):
+    """A value per action; greedy is the best, exploring is ε-greedy. `duelling`: value + advantage (Wang et al. 2016)."""
+
+    duelling: bool = False
+
+
+class Categorical(msgspec.Struct, frozen=True, tag="categorical", tag_field="head"):
+    """Logits per action (per part of a MultiDiscrete); greedy is the most likely, exploring samples."""
+
+
+class Gaussian(msgspec.Struct, frozen=True, tag="gaussian", tag_field="head"):
+    """Mean per observation, one learned log-deviation per action dimension; clipped to the action's bounds."""
+
+
+class Squashed(msgspec.Struct, frozen=True, tag="squashed", tag_field="head"):
+    """Mean and log-deviation per observation, squashed by tanh into the action's bounds (SAC)."""
+
+
+class Deterministic(msgspec.Struct, frozen=True, tag="deterministic", tag_field="head"):
+    """tanh into the action's bounds; exploring adds Gaussian noise (DDPG, TD3)."""
+
+
+Head = QValues | Categorical | Gaussian | Squashed | Deterministic
+
+HEADS_OF_ACTION: dict[type, tuple[type, ...]] = {
+    Discrete: (QValues, Categorical),
+    MultiDiscrete: (Categorical,),
+    Box: (Gaussian, Squashed, Deterministic),
+}
+
+
+def action_size(action: Space) -> int:
+    """Numbers that describe one action: logits of a discrete one, dimensions of a continuous one."""
+    if isinstance(action, Discrete):
+        return action.n
+    if isinstance(action, MultiDiscrete):
+        return sum(action.nvec)
+    assert isinstance(action, Box)
+    return int(_size(action.shape))
+
+
+def feature_shape(space: Space) -> tuple[int, ...]:
+    """What the first layer sees: (height, width, channels) of an image, else one flat vector (one-hot for discrete)."""
+    if isinstance(space, Box) and space.is_image:
+        h, w, c = (space.shape[i] for i in image_layout(space))
+        return h, w, c
+    if isinstance(space, Dict):
+        return (sum(_size(feature_shape(space.fields[name])) for name in sorted(space.fields)),)
+    return (action_size(space),)
+
+
+def image_layout(space: Box) -> tuple[int, int, int]:
+    """Axes of height, width, channels: channels come first when the first axis is the smallest (frame stacks)."""
+    return (1, 2, 0) if space.shape[0] < space.shape[2] else (0, 1, 2)
+
+
+def head_outputs(head: Head, action: Space) -> int:
+    return action_size(action) * (2 if isinstance(head, Squashed) else 1)
+
+
+def param_shapes(game: Game, layers: tuple[Layer, ...], head: Head) -> dict[str, tuple[int, ...]]:
+    """Name and shape of every learned array of a policy; InputError where the layers do not fit the game.
+
+    Dense weights are (in, out); Conv weights are (kernel, kernel, in, out).
+    """
+    if type(head) not in HEADS_OF_ACTION[type(game.action)]:
+        raise InputError(
+            f"a {type(head).__name__} head does not give {type(game.action).__name__} actions ({game.name}): "
+            f"use one of {', '.join(h.__name__ for h in HEADS_OF_ACTION[type(game.action)])}"
+        )
+    shapes, shape = torso_shapes(game.observation, layers)
+    width = _size(shape)
+    shapes["head.w"] = (width, head_outputs(head, game.action))
+    shapes["head.b"] = (head_outputs(head, game.action),)
+    if isinstance(head, QValues) and head.duelling:
+        shapes |= {"head.value.w": (width, 1), "head.value.b": (1,)}
+    if isinstance(head, Gaussian):
+        shapes["head.log_std"] = (action_size(game.action),)
+    return shapes
+
+
+def torso_shapes(
+    observation: Space, layers: tuple[Layer, ...], extra: int = 0
+) -> tuple[dict[str, tuple[int, ...]], tuple[int, ...]]:
+    """Arrays of the layers below a head, and the shape that leaves them. `extra` inputs join the first (flat) layer:
+    a critic's action."""
+    shape = feature_shape(observation)
+    if extra:
+        shape = (_size(shape) + extra,)
+    shapes: dict[str, tuple[int, ...]] = {}
+    for i, layer in enumerate(layers):
+        if isinstance(layer, Conv):
+            if len(shape) != 3:
+                raise InputError(f"layer {i} is a Conv, but its input is a flat vector of {shape}: use Dense here")
+            h, w, c = shape
+            if min(h, w) < layer.kernel:
+                raise InputError(f"layer {i}: a kernel of {layer.kernel} does not fit its {h}×{w} input")
+            shapes[f"torso.{i}.w"] = (layer.kernel, layer.kernel, c, layer.filters)
+            shapes[f"torso.{i}.b"] = (layer.filters,)
+            shape = ((h - layer.kernel) // layer.stride + 1, (w - layer.kernel) // layer.stride + 1, layer.filters)
+        else:
+            shapes[f"torso.{i}.w"] = (_size(shape), layer.units)
+            shapes[f"torso.{i}.b"] = (layer.units,)
+            shape = (layer.units,)
+    return shapes, shape
+
+
+def _size(shape: tuple[int, ...]) -> int:
+    size = 1
+    for n in shape:
+        size *= n
+    return size

@@ -1,0 +1,1 @@
+"""Published models: immutable versions on a directory or an object store."""

@@ -1,0 +1,103 @@
+"""The store's seam: the durable home of fragments. `sqlite` is the embedded default, `memory` serves unit tests."""
+
+from collections.abc import Sequence
+from concurrent.futures import Future
+from enum import StrEnum
+from typing import Protocol
+
+import msgspec
+import numpy as np
+
+from sparring.experience import Fragment
+from sparring.games import Game
+
+__all__ = ["Episode", "Outcome", "PlayerStats", "Stats", "Store", "StoreFull", "Tail", "VersionStats"]
+
+
+class StoreFull(OSError):
+    """No room left on the store's disk. Nothing of the append was kept; a later one may succeed."""
+
+
+class Outcome(StrEnum):
+    STORED = "stored"
+    DUPLICATE = "duplicate"  # this id is there already, with the same content
+    CONFLICT = "conflict"  # this id is there already, with other content: refused
+
+
+class Tail(msgspec.Struct, frozen=True):
+    """Fragments in the order in which the store took them, and the cursor after the last of them."""
+
+    fragments: list[Fragment]
+    cursor: int
+
+
+class Episode(msgspec.Struct, frozen=True):
+    """A finished episode all of whose fragments arrived."""
+
+    player: str
+    episode: str
+    steps: int
+    ret: float  # sum of rewards
+    ended: float  # the server's clock
+    model: str | None
+    version: int | None
+    cursor: int
+
+
+class PlayerStats(msgspec.Struct, frozen=True):
+    player: str
+    fragments: int
+    steps: int
+    last_seen: float  # the server's clock
+
+
+class VersionStats(msgspec.Struct, frozen=True):
+    model: str | None  # none: humans
+    version: int | None
+    fragments: int
+    steps: int
+
+
+class Stats(msgspec.Struct, frozen=True):
+    fragments: int
+    steps: int
+    players: int
+    bytes: int  # of the columns, as sent
+    rejected: int  # fragments in quarantine since the beginning
+
+
+class Store(Protocol):
+    def register(self, game: Game) -> None:
+        """Idempotent; InputError when the name is taken by a game with another schema."""
+
+    def games(self) -> list[Game]: ...
+
+    def append(self, fragments: Sequence[Fragment]) -> list[Outcome]:
+        """On disk (fsync) when it returns. Raises StoreFull; then nothing of this call was kept."""
+
+    def submit(self, fragments: Sequence[Fragment]) -> "Future[list[Outcome]]":
+        """`append` without waiting; concurrent calls share one transaction and one fsync (group commit)."""
+
+    def quarantine(self, game: str, player: str, fragment_id: str, reason: str) -> None:
+        """Notes a refused fragment. Bounded: only the newest few thousand are kept, all are counted."""
+
+    def tail(self, game: str, after: int = 0, limit: int = 1000) -> Tail:
+        """Fragments stored after the cursor, oldest first; misses none, repeats none. `after=-1`: only what comes."""
+
+    def sample(self, game: str, steps: int, rng: np.random.Generator) -> list[Fragment]:
+        """Random fragments, uniform over steps, that together hold at least `steps` (or all there are)."""
+
+    def erase(self, game: str, player: str) -> int:
+        """Deletes all of a player's fragments for good; how many they were."""
+
+    def stats(self, game: str) -> Stats: ...
+
+    def players(self, game: str, limit: int = 100) -> list[PlayerStats]:
+        """The most recently seen first."""
+
+    def versions(self, game: str) -> list[VersionStats]: ...
+
+    def episodes(self, game: str, after: int = 0, limit: int = 1000) -> list[Episode]:
+        """Finished, complete episodes whose last fragment was stored after the cursor, oldest first."""
+
+    def close(self) -> None: ...
