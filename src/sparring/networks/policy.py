@@ -15,7 +15,6 @@ from sparring.games.spec import Array
 from sparring.networks.spec import (
     Categorical,
     Conv,
-    Deterministic,
     Gaussian,
     Head,
     Layer,
@@ -53,9 +52,8 @@ class Policy:
         found = {name: tuple(array.shape) for name, array in self.params.items()}
         if found != shapes:
             wrong = sorted(k for k in shapes.keys() | found.keys() if shapes.get(k) != found.get(k))
-            raise InputError(
-                f"parameters do not fit the network: {', '.join(f'{k}: {found.get(k)} not {shapes.get(k)}' for k in wrong)}"
-            )
+            misfits = ", ".join(f"{k}: {found.get(k)} not {shapes.get(k)}" for k in wrong)
+            raise InputError(f"parameters do not fit the network: {misfits}")
 
     @property
     def noise_kind(self) -> Literal["uniform", "normal"]:
@@ -113,14 +111,14 @@ class Policy:
         logits = np.split(out, ends, -1)
         if noise is None:
             picks = [part.argmax(-1) for part in logits]
-            log_prob = None
+            log_prob: Array | None = None
         else:
             # Gumbel-max: argmax(logit − log(−log u)) is a sample of softmax(logits).
             gumbel = -np.log(-np.log(np.clip(noise, 1e-7, 1 - 1e-7)))
             picks = [(p + g).argmax(-1) for p, g in zip(logits, np.split(gumbel, ends, -1), strict=True)]
             rows = np.arange(len(out))
-            log_prob = sum((_log_softmax(p)[rows, pick] for p, pick in zip(logits, picks, strict=True)), np.float32(0))
-            log_prob = log_prob.astype("<f4")
+            terms = [_log_softmax(p)[rows, pick] for p, pick in zip(logits, picks, strict=True)]
+            log_prob = np.sum(terms, 0).astype("<f4")
         chosen = np.stack(picks, -1) if isinstance(action, MultiDiscrete) else picks[0] + start
         return chosen.astype("<i4"), log_prob
 

@@ -46,7 +46,7 @@ Layer = Dense | Conv
 
 
 class QValues(msgspec.Struct, frozen=True, tag="q", tag_field="head"):
-    """A value per action; greedy is the best, exploring is ε-greedy. `duelling`: value + advantage (Wang et al. 2016)."""
+    """A value per action; greedy is the best, exploring is ε-greedy. `duelling`: Wang et al. 2016."""
 
     duelling: bool = False
 
