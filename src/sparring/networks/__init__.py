@@ -1,1 +1,1 @@
-"""Networks: declarative layers and heads (`spec`), the policy made of them (`policy`), their JAX forms (`functions`)."""
+"""Networks: declarative layers and heads (`spec`), the policy made of them (`policy`), their JAX form (`functions`)."""
