@@ -4,7 +4,9 @@ action out. Here it is evaluated with NumPy, which is what rollout workers use; 
 Randomness comes in as an argument (`noise`), so every rendering can be compared with every other, exploring or not.
 """
 
+import math
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any, Literal
 
 import numpy as np
@@ -19,24 +21,29 @@ from sparring.networks.spec import (
     Head,
     Layer,
     QValues,
+    Scaling,
     Squashed,
     action_size,
     feature_shape,
     image_layout,
     param_shapes,
+    scaling,
 )
 
 __all__ = ["CLIP", "LOG_STD_RANGE", "Policy", "features"]
 
 CLIP = 10.0  # normalised observations are clipped to ±this
 LOG_STD_RANGE = (-5.0, 2.0)
-HALF_LOG_2PI = 0.5 * float(np.log(2 * np.pi))
+HALF_LOG_2PI = 0.5 * math.log(2 * math.pi)
+LOG_2 = math.log(2)
+MIN_PROB = 1e-20  # a random action that ε = 0 never takes still has a finite log-probability
+GUMBEL_CLIP = (1e-7, 1 - 1e-7)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Policy:
-    """`params` has the arrays of `networks.spec.param_shapes` and, with a normaliser, `normaliser.mean` and
-    `normaliser.std` (over the flat features). `exploration` is ε for Q-values, the noise's deviation (of actions
+    """`params` has the float32 arrays of `networks.spec.param_shapes` and, with a normaliser, `normaliser.mean` and
+    `normaliser.std` (shaped like the features). `exploration` is ε for Q-values, the noise's deviation (of actions
     scaled to ±1) for deterministic ones, unused otherwise."""
 
     game: Game
@@ -49,11 +56,26 @@ class Policy:
         shapes = param_shapes(self.game, self.layers, self.head)
         if "normaliser.mean" in self.params:
             shapes |= {f"normaliser.{k}": feature_shape(self.game.observation) for k in ("mean", "std")}
-        found = {name: tuple(array.shape) for name, array in self.params.items()}
+        # A learner's arrays (JAX, float64) would drag their own arithmetic into every step.
+        params = {name: np.asarray(array, np.float32) for name, array in self.params.items()}
+        found = {name: array.shape for name, array in params.items()}
         if found != shapes:
             wrong = sorted(k for k in shapes.keys() | found.keys() if shapes.get(k) != found.get(k))
             misfits = ", ".join(f"{k}: {found.get(k)} not {shapes.get(k)}" for k in wrong)
             raise InputError(f"parameters do not fit the network: {misfits}")
+        most = 1.0 if isinstance(self.head, QValues) else 100.0
+        if not 0 <= self.exploration <= most:
+            raise InputError(f"exploration is {self.exploration}, allowed are 0 to {most:g}")
+        object.__setattr__(self, "params", params)  # frozen for everyone else
+
+    def problem(self) -> str | None:
+        """Why nobody should play with it, or None: learning that diverged leaves its traces in the parameters."""
+        for name, array in self.params.items():
+            if not np.isfinite(array).all():
+                return f"{name} has NaN or infinite values"
+        if "normaliser.std" in self.params and (self.params["normaliser.std"] <= 0).any():
+            return "normaliser.std has values that are not above 0"
+        return None
 
     @property
     def noise_kind(self) -> Literal["uniform", "normal"]:
@@ -73,7 +95,11 @@ class Policy:
         return replace(self, exploration=exploration)
 
     def act(self, obs: Array, noise: Array | None = None) -> tuple[Array, Array | None]:
-        """Column of observations → column of actions, and with noise (exploring) their log-probabilities."""
+        """Column of observations → column of actions, and with noise (exploring) their log-probabilities.
+
+        For continuous actions that is the log-density of the action as a learner finds it in a fragment, scaled to ±1
+        where it has bounds; heads without a density (Deterministic) give none.
+        """
         out = self.outputs(obs)
         if isinstance(self.head, QValues | Categorical):
             return self._act_discrete(out, noise)
@@ -87,9 +113,9 @@ class Policy:
             x = np.clip((x - p["normaliser.mean"]) / p["normaliser.std"], -CLIP, CLIP)
         for i, layer in enumerate(self.layers):
             w, b = p[f"torso.{i}.w"], p[f"torso.{i}.b"]
-            z = _convolve(x, w, layer.stride) + b if isinstance(layer, Conv) else x.reshape(len(x), -1) @ w + b
+            z = _convolve(x, w, layer.stride) + b if isinstance(layer, Conv) else _flat(x) @ w + b
             x = ACTIVATIONS[layer.activation](z)
-        x = x.reshape(len(x), -1)
+        x = _flat(x)
         out = x @ p["head.w"] + p["head.b"]
         if isinstance(self.head, QValues) and self.head.duelling:
             out = out - out.mean(-1, keepdims=True) + x @ p["head.value.w"] + p["head.value.b"]
@@ -105,7 +131,7 @@ class Policy:
             n = out.shape[-1]
             chosen = np.where(noise[:, 0] < self.exploration, np.minimum((noise[:, 1] * n).astype(int), n - 1), best)
             prob = self.exploration / n + (1 - self.exploration) * (chosen == best)
-            return (chosen + start).astype("<i4"), np.log(np.maximum(prob, 1e-20)).astype("<f4")
+            return (chosen + start).astype("<i4"), np.log(np.maximum(prob, MIN_PROB)).astype("<f4")
         parts = action.nvec if isinstance(action, MultiDiscrete) else (action_size(action),)
         ends = np.cumsum(parts)[:-1]
         logits = np.split(out, ends, -1)
@@ -114,7 +140,7 @@ class Policy:
             log_prob: Array | None = None
         else:
             # Gumbel-max: argmax(logit − log(−log u)) is a sample of softmax(logits).
-            gumbel = -np.log(-np.log(np.clip(noise, 1e-7, 1 - 1e-7)))
+            gumbel = -np.log(-np.log(np.clip(noise, *GUMBEL_CLIP)))
             picks = [(p + g).argmax(-1) for p, g in zip(logits, np.split(gumbel, ends, -1), strict=True)]
             rows = np.arange(len(out))
             terms = [_log_softmax(p)[rows, pick] for p, pick in zip(logits, picks, strict=True)]
@@ -123,64 +149,64 @@ class Policy:
         return chosen.astype("<i4"), log_prob
 
     def _act_continuous(self, out: Array, noise: Array | None) -> tuple[Array, Array | None]:
-        k = action_size(self.game.action)
-        mean, log_prob = out[:, :k], None
+        s = self.scaling
+        mean, log_prob = out[:, : len(s.low)], None
         if isinstance(self.head, Gaussian):
-            u = mean
+            u = mean if noise is None else mean + np.exp(self.params["head.log_std"]) * noise
+            unit = np.clip(u, s.unit_low, s.unit_high)
             if noise is not None:
+                # The density at the clipped action, which is all that a learner can know; the noise itself where
+                # nothing was clipped, since u − mean loses digits when the deviation is small.
                 log_std = self.params["head.log_std"]
-                u = mean + np.exp(log_std) * noise
-                log_prob = (-0.5 * noise**2 - log_std - HALF_LOG_2PI).sum(-1)
-            unit = np.clip(u, -1, 1) if self.scaled else u
+                z = np.where(unit == u, noise, (unit - mean) * np.exp(-log_std))
+                log_prob = (-0.5 * z**2 - log_std - HALF_LOG_2PI).sum(-1)
         elif isinstance(self.head, Squashed):
             u = mean
             if noise is not None:
-                log_std = np.clip(out[:, k:], *LOG_STD_RANGE)
+                log_std = np.clip(out[:, len(s.low) :], *LOG_STD_RANGE)
                 u = mean + np.exp(log_std) * noise
                 # log(1 − tanh²u) in a form that does not overflow (Haarnoja et al. 2018, appendix C).
-                log_prob = (
-                    -0.5 * noise**2 - log_std - HALF_LOG_2PI - 2 * (np.log(2) - u - np.logaddexp(0, -2 * u))
-                ).sum(-1)
+                correction = 2 * (LOG_2 - u - np.logaddexp(0, -2 * u))
+                log_prob = (-0.5 * noise**2 - log_std - HALF_LOG_2PI - correction).sum(-1)
             unit = np.tanh(u)
         else:
             unit = np.tanh(mean)
             if noise is not None:
-                unit = np.clip(unit + self.exploration * noise, -1, 1)
+                unit = np.clip(unit + np.float32(self.exploration) * noise, -1, 1)
         return self._to_game(unit), None if log_prob is None else log_prob.astype("<f4")
 
-    @property
-    def scaled(self) -> bool:
-        """Whether the action has bounds on all sides, to which ±1 is scaled."""
+    @cached_property
+    def scaling(self) -> Scaling:
         assert isinstance(self.game.action, Box)
-        low, high = self.game.action.bounds
-        return low is not None and high is not None
+        return scaling(self.game.action)
 
     def _to_game(self, unit: Array) -> Array:
-        action = self.game.action
+        action, s = self.game.action, self.scaling
         assert isinstance(action, Box)
-        low, high = action.bounds
-        if low is not None and high is not None:
-            low, high = low.reshape(-1), high.reshape(-1)
-            unit = np.clip(low + (unit + 1) * 0.5 * (high - low), low, high)
-        return unit.astype(action.dtype).reshape(len(unit), *action.shape)
+        return np.clip(s.centre + s.half * unit.astype(action.dtype), s.low, s.high).reshape(len(unit), *action.shape)
 
 
 def features(space: Space, obs: Array) -> Array:
     """Raw observations → what the first layer sees (see `networks.spec.feature_shape`), before normalisation."""
     if isinstance(space, Discrete):
-        return (obs[:, None] - space.start == np.arange(space.n)).astype(np.float32)
+        return (obs[:, None] == np.arange(space.start, space.start + space.n)).astype(np.float32)
     if isinstance(space, MultiDiscrete):
         return np.concatenate([obs[:, i, None] == np.arange(n) for i, n in enumerate(space.nvec)], -1).astype(
             np.float32
         )
     if isinstance(space, Dict):
-        flat = [features(space.fields[name], obs[name]).reshape(len(obs), -1) for name in sorted(space.fields)]
+        flat = [_flat(features(space.fields[name], obs[name])) for name in sorted(space.fields)]
         return np.concatenate(flat, -1)
     x = obs.astype(np.float32, copy=False)
     if space.is_image:
         h, w, c = image_layout(space)
         return x.transpose(0, h + 1, w + 1, c + 1) * np.float32(1 / 255)
-    return x.reshape(len(x), -1)
+    return _flat(x)
+
+
+def _flat(x: Array) -> Array:
+    """Rows of numbers; written so that an empty batch has a shape too."""
+    return x.reshape(len(x), math.prod(x.shape[1:]))
 
 
 def _convolve(x: Array, w: Array, stride: int) -> Array:
@@ -196,6 +222,6 @@ def _log_softmax(x: Array) -> Array:
 ACTIVATIONS: dict[str, Any] = {
     "relu": lambda x: np.maximum(x, 0),
     "tanh": np.tanh,
-    "silu": lambda x: x / (1 + np.exp(-x)),
+    "silu": lambda x: x * (0.5 + 0.5 * np.tanh(0.5 * x)),  # x·sigmoid(x) without overflow
     "linear": lambda x: x,
 }

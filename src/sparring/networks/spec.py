@@ -1,12 +1,14 @@
 """What a network is: a declarative list of layers and a head. The JAX function that learns, the NumPy one that acts in
 rollout workers and the ONNX graph that is published are all rendered from it."""
 
-from typing import Literal
+from typing import Any, Literal, NamedTuple, get_args
 
 import msgspec
+import numpy as np
 
 from sparring.errors import InputError
 from sparring.games import Box, Dict, Discrete, Game, MultiDiscrete, Space
+from sparring.games.spec import Array
 
 __all__ = [
     "Activation",
@@ -18,14 +20,19 @@ __all__ = [
     "Head",
     "Layer",
     "QValues",
+    "Scaling",
     "Squashed",
     "action_size",
     "feature_shape",
+    "head_outputs",
     "image_layout",
     "param_shapes",
+    "scaling",
+    "torso_shapes",
 ]
 
 Activation = Literal["relu", "tanh", "silu", "linear"]
+UNBOUNDED = 3e38  # a bound beyond this means none (float32's largest number; the catalogue's 1e308)
 
 
 class Dense(msgspec.Struct, frozen=True, tag="dense", tag_field="layer", forbid_unknown_fields=True):
@@ -56,7 +63,7 @@ class Categorical(msgspec.Struct, frozen=True, tag="categorical", tag_field="hea
 
 
 class Gaussian(msgspec.Struct, frozen=True, tag="gaussian", tag_field="head"):
-    """Mean per observation, one learned log-deviation per action dimension; clipped to the action's bounds."""
+    """Mean per observation, one learned log-deviation per action dimension; clipped to the action's bounds (PPO)."""
 
 
 class Squashed(msgspec.Struct, frozen=True, tag="squashed", tag_field="head"):
@@ -101,6 +108,49 @@ def image_layout(space: Box) -> tuple[int, int, int]:
     return (1, 2, 0) if space.shape[0] < space.shape[2] else (0, 1, 2)
 
 
+class Scaling(NamedTuple):
+    """How a head's numbers become a Box action, per (flat) dimension and in the action's own precision:
+    `clip(centre + half × clip(u, unit_low, unit_high), low, high)`. A dimension with both bounds is scaled from ±1;
+    any other keeps the head's numbers and the bound it has."""
+
+    bounded: Array  # which dimensions have both bounds
+    low: Array
+    high: Array
+    centre: Array
+    half: Array
+    unit_low: Array
+    unit_high: Array
+
+
+def scaling(action: Box) -> Scaling:
+    dtype, size = np.dtype(action.dtype), action_size(action)
+    low, high = (
+        np.full(size, none) if b is None else np.where(np.abs(b) > UNBOUNDED, none, b).reshape(-1)
+        for b, none in zip(action.bounds, (-np.inf, np.inf), strict=True)
+    )
+    bounded = np.isfinite(low) & np.isfinite(high)
+    a, b = np.where(bounded, low, -1), np.where(bounded, high, 1)
+    low, high = _round_inwards(low, high, dtype)
+    return Scaling(
+        bounded=bounded,
+        low=low,
+        high=high,
+        centre=(a / 2 + b / 2).astype(dtype),
+        half=(b / 2 - a / 2).astype(dtype),
+        unit_low=np.where(bounded, -1, low).astype(np.float32),
+        unit_high=np.where(bounded, 1, high).astype(np.float32),
+    )
+
+
+def _round_inwards(low: Array, high: Array, dtype: np.dtype[Any]) -> tuple[Array, Array]:
+    """Bounds in the action's precision, never outside the declared ones: float32(0.1) > 0.1, and the gateway would
+    refuse it."""
+    a, b = low.astype(dtype), high.astype(dtype)
+    a = np.where(a < low, np.nextafter(a, dtype.type(np.inf)), a)
+    b = np.where(b > high, np.nextafter(b, dtype.type(-np.inf)), b)
+    return np.minimum(a, b), b
+
+
 def head_outputs(head: Head, action: Space) -> int:
     return action_size(action) * (2 if isinstance(head, Squashed) else 1)
 
@@ -114,6 +164,12 @@ def param_shapes(game: Game, layers: tuple[Layer, ...], head: Head) -> dict[str,
         raise InputError(
             f"a {type(head).__name__} head does not give {type(game.action).__name__} actions ({game.name}): "
             f"use one of {', '.join(h.__name__ for h in HEADS_OF_ACTION[type(game.action)])}"
+        )
+    tanh = isinstance(head, Squashed | Deterministic)
+    if tanh and isinstance(game.action, Box) and not scaling(game.action).bounded.all():
+        raise InputError(
+            f"a {type(head).__name__} head needs a lower and an upper bound for every action dimension, "
+            f"{game.name} lacks some: declare low and high, or use a Gaussian head"
         )
     shapes, shape = torso_shapes(game.observation, layers)
     width = _size(shape)
@@ -136,6 +192,7 @@ def torso_shapes(
         shape = (_size(shape) + extra,)
     shapes: dict[str, tuple[int, ...]] = {}
     for i, layer in enumerate(layers):
+        _check_layer(i, layer)
         if isinstance(layer, Conv):
             if len(shape) != 3:
                 raise InputError(f"layer {i} is a Conv, but its input is a flat vector of {shape}: use Dense here")
@@ -150,6 +207,15 @@ def torso_shapes(
             shapes[f"torso.{i}.b"] = (layer.units,)
             shape = (layer.units,)
     return shapes, shape
+
+
+def _check_layer(i: int, layer: Layer) -> None:
+    """What the types cannot say when a layer is made in Python rather than decoded."""
+    sizes = (layer.units,) if isinstance(layer, Dense) else (layer.filters, layer.kernel, layer.stride)
+    if min(sizes) < 1:
+        raise InputError(f"layer {i} ({layer}): its sizes must be at least 1")
+    if layer.activation not in get_args(Activation):
+        raise InputError(f"layer {i}: activation {layer.activation!r} is not one of {', '.join(get_args(Activation))}")
 
 
 def _size(shape: tuple[int, ...]) -> int:

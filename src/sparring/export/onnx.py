@@ -1,0 +1,265 @@
+"""A policy as one ONNX file: raw observation in, game action out, so that any ONNX runtime plays the game. The graph is
+written from the declarative layers, node by node; no framework's exporter is in between.
+
+Inputs: `obs` (or `obs.<field>` per field of a Dict) and `noise`, an initializer that a runtime may leave out. Outputs:
+`action` (greedy), `sampled` (exploring, from the noise) and `log_prob` (of `sampled`). See `Policy.act`.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+import numpy as np
+from onnx import TensorProto, checker, helper, numpy_helper
+
+from sparring.games import Box, Dict, Discrete, MultiDiscrete, Space
+from sparring.games.spec import Array
+from sparring.networks.policy import CLIP, GUMBEL_CLIP, HALF_LOG_2PI, LOG_2, LOG_STD_RANGE, MIN_PROB, Policy
+from sparring.networks.spec import Categorical, Conv, Gaussian, Layer, QValues, Squashed, action_size, image_layout
+
+__all__ = ["render"]
+
+OPSET, IR_VERSION = 17, 8  # old enough for every runtime we meet, phones and browsers included
+ACTIVATION_OPS = {"relu": "Relu", "tanh": "Tanh"}
+
+
+class Graph:
+    """Nodes and constants under construction. Values are known by name."""
+
+    def __init__(self) -> None:
+        self.nodes: list[Any] = []
+        self.constants: dict[str, Any] = {}
+
+    def op(self, kind: str, *inputs: str | Array | float, **attributes: Any) -> str:
+        return self.ops(kind, *inputs, outputs=1, **attributes)[0]
+
+    def ops(self, kind: str, *inputs: str | Array | float, outputs: int, **attributes: Any) -> list[str]:
+        names = [value if isinstance(value, str) else self.constant(value) for value in inputs]
+        out = [f"v{len(self.nodes)}" if outputs == 1 else f"v{len(self.nodes)}.{i}" for i in range(outputs)]
+        self.nodes.append(helper.make_node(kind, names, out, **attributes))
+        return out
+
+    def constant(self, value: Array | float, name: str | None = None) -> str:
+        """Python's numbers become float32 and int64 scalars."""
+        array = value if isinstance(value, np.ndarray) else np.array(value, "f4" if isinstance(value, float) else "i8")
+        name = name or f"c{len(self.constants)}"
+        self.constants[name] = numpy_helper.from_array(array, name)
+        return name
+
+    def rename(self, names: dict[str, str]) -> None:
+        for node in self.nodes:
+            node.input[:] = [names.get(name, name) for name in node.input]
+            node.output[:] = [names.get(name, name) for name in node.output]
+
+
+def render(policy: Policy) -> bytes:
+    """The same bytes for the same policy."""
+    g, game = Graph(), policy.game
+    inputs = [_input(name, space) for name, space in _parts(game.observation)]
+    inputs.append(helper.make_tensor_value_info("noise", TensorProto.FLOAT, ["noise_rows", policy.noise_size]))
+    default = 0.5 if policy.noise_kind == "uniform" else 0.0
+    g.constant(np.full((1, policy.noise_size), default, np.float32), "noise")
+    out = _network(g, policy)
+    act = _q_values if isinstance(policy.head, QValues) else _categorical
+    action, sampled, log_prob = (act if policy.noise_kind == "uniform" else _continuous)(g, policy, out)
+    g.rename({action: "action", sampled: "sampled", log_prob: "log_prob"})
+    element = game.action.element
+    kind = helper.np_dtype_to_tensor_dtype(element.base)
+    outputs = [helper.make_tensor_value_info(name, kind, ["N", *element.shape]) for name in ("action", "sampled")]
+    outputs.append(helper.make_tensor_value_info("log_prob", TensorProto.FLOAT, ["N"]))
+    graph = helper.make_graph(g.nodes, "policy", inputs, outputs, list(g.constants.values()))
+    model = helper.make_model(
+        graph, opset_imports=[helper.make_opsetid("", OPSET)], ir_version=IR_VERSION, producer_name="sparring"
+    )
+    helper.set_model_props(model, _metadata(policy))
+    checker.check_model(model, full_check=True)
+    return model.SerializeToString(deterministic=True)
+
+
+def _metadata(policy: Policy) -> dict[str, str]:
+    density = "probability" if policy.noise_kind == "uniform" else "density"
+    return {
+        "sparring.game": msgspec.json.encode(policy.game, order="sorted").decode(),
+        "sparring.schema": policy.game.schema,
+        "sparring.noise": policy.noise_kind,
+        # "none": the head has no density and log_prob is always 0
+        "sparring.log_prob": density
+        if isinstance(policy.head, QValues | Categorical | Gaussian | Squashed)
+        else "none",
+    }
+
+
+def _parts(observation: Space) -> list[tuple[str, Box | Discrete | MultiDiscrete]]:
+    if isinstance(observation, Dict):
+        return [(f"obs.{name}", observation.fields[name]) for name in sorted(observation.fields)]
+    return [("obs", observation)]
+
+
+def _input(name: str, space: Space) -> Any:
+    element = space.element
+    return helper.make_tensor_value_info(name, helper.np_dtype_to_tensor_dtype(element.base), ["N", *element.shape])
+
+
+def _network(g: Graph, policy: Policy) -> str:
+    """The head's numbers [N, outputs]. Images travel as NCHW, which ONNX convolves; the features, and so the weights of
+    a Dense layer above, are in NHWC order."""
+    p = policy.params
+    x, image = _features(g, policy.game.observation)
+    if "normaliser.mean" in p:
+        axes = (2, 0, 1) if image else (0,)
+        mean, std = (g.constant(p[f"normaliser.{k}"].transpose(axes), f"normaliser.{k}") for k in ("mean", "std"))
+        x = g.op("Clip", g.op("Div", g.op("Sub", x, mean), std), -CLIP, CLIP)
+    for i, layer in enumerate(policy.layers):
+        w, b = p[f"torso.{i}.w"], g.constant(p[f"torso.{i}.b"], f"torso.{i}.b")
+        if isinstance(layer, Conv):
+            kernel = g.constant(w.transpose(3, 2, 0, 1), f"torso.{i}.w")
+            x = g.op("Conv", x, kernel, b, kernel_shape=[layer.kernel] * 2, strides=[layer.stride] * 2)
+        else:
+            x, image = _flat(g, x, image), False
+            x = g.op("Gemm", x, g.constant(w, f"torso.{i}.w"), b)
+        x = _activate(g, layer, x)
+    x = _flat(g, x, image)
+    out = _dense(g, policy, "head", x)
+    if isinstance(policy.head, QValues) and policy.head.duelling:
+        centred = g.op("Sub", out, g.op("ReduceMean", out, axes=[1], keepdims=1))
+        out = g.op("Add", centred, _dense(g, policy, "head.value", x))
+    return out
+
+
+def _features(g: Graph, observation: Space) -> tuple[str, bool]:
+    """What the first layer sees, and whether it is an image (NCHW)."""
+    parts = _parts(observation)
+    if len(parts) == 1 and not isinstance(observation, Dict):
+        return _part(g, *parts[0])
+    return g.op("Concat", *[_flat(g, *_part(g, name, space)) for name, space in parts], axis=1), False
+
+
+def _part(g: Graph, x: str, space: Box | Discrete | MultiDiscrete) -> tuple[str, bool]:
+    if isinstance(space, Discrete):
+        values = np.arange(space.start, space.start + space.n, dtype=np.int32)
+        return _cast(g, g.op("Equal", g.op("Unsqueeze", x, _axis(1)), values), np.float32), False
+    if isinstance(space, MultiDiscrete):
+        # Each part repeated once per value it can have, against those values: one-hot without a loop.
+        which = np.repeat(np.arange(len(space.nvec)), space.nvec)
+        values = np.concatenate([np.arange(n, dtype=np.int32) for n in space.nvec])
+        return _cast(g, g.op("Equal", g.op("Gather", x, which, axis=1), values), np.float32), False
+    if space.dtype != "float32":
+        x = _cast(g, x, np.float32)
+    if space.is_image:
+        h, w, c = (axis + 1 for axis in image_layout(space))
+        if (c, h, w) != (1, 2, 3):
+            x = g.op("Transpose", x, perm=[0, c, h, w])
+        return g.op("Mul", x, 1 / 255), True
+    return x if len(space.shape) == 1 else g.op("Flatten", x, axis=1), False
+
+
+def _flat(g: Graph, x: str, image: bool) -> str:
+    return g.op("Flatten", g.op("Transpose", x, perm=[0, 2, 3, 1]), axis=1) if image else x
+
+
+def _dense(g: Graph, policy: Policy, name: str, x: str) -> str:
+    w, b = (g.constant(policy.params[f"{name}.{k}"], f"{name}.{k}") for k in ("w", "b"))
+    return g.op("Gemm", x, w, b)
+
+
+def _activate(g: Graph, layer: Layer, x: str) -> str:
+    if layer.activation == "linear":
+        return x
+    if layer.activation == "silu":
+        return g.op("Mul", x, g.op("Sigmoid", x))
+    return g.op(ACTIVATION_OPS[layer.activation], x)
+
+
+def _q_values(g: Graph, policy: Policy, out: str) -> tuple[str, str, str]:
+    n, e = action_size(policy.game.action), float(policy.exploration)
+    best = g.op("ArgMax", out, axis=1, keepdims=0)
+    whether, which = (g.op("Gather", "noise", i, axis=1) for i in (0, 1))
+    random = g.op("Min", _cast(g, g.op("Mul", which, float(n)), np.int64), n - 1)
+    chosen = g.op("Where", g.op("Less", whether, e), random, best)
+    other, of_best = (float(np.log(max(p, MIN_PROB))) for p in (e / n, e / n + 1 - e))
+    log_prob = g.op("Where", g.op("Equal", chosen, best), of_best, other)
+    return _discrete(g, policy, best), _discrete(g, policy, chosen), log_prob
+
+
+def _categorical(g: Graph, policy: Policy, out: str) -> tuple[str, str, str]:
+    action = policy.game.action
+    sizes = action.nvec if isinstance(action, MultiDiscrete) else (action_size(action),)
+    u = g.op("Clip", "noise", *GUMBEL_CLIP)
+    gumbel = g.op("Neg", g.op("Log", g.op("Neg", g.op("Log", u))))
+    best, chosen, log_probs = [], [], []
+    for logits, noise in zip(_split(g, out, sizes), _split(g, gumbel, sizes), strict=True):
+        best.append(g.op("ArgMax", logits, axis=1, keepdims=1))
+        chosen.append(g.op("ArgMax", g.op("Add", logits, noise), axis=1, keepdims=1))
+        log_probs.append(g.op("GatherElements", g.op("LogSoftmax", logits, axis=1), chosen[-1], axis=1))
+    log_prob = g.op("ReduceSum", g.op("Concat", *log_probs, axis=1), _axis(1), keepdims=0)
+    picks = [g.op("Concat", *parts, axis=1) for parts in (best, chosen)]
+    if isinstance(action, Discrete):
+        picks = [g.op("Squeeze", pick, _axis(1)) for pick in picks]
+    return _discrete(g, policy, picks[0]), _discrete(g, policy, picks[1]), log_prob
+
+
+def _discrete(g: Graph, policy: Policy, index: str) -> str:
+    action = policy.game.action
+    if isinstance(action, Discrete) and action.start:
+        index = g.op("Add", index, action.start)
+    return _cast(g, index, np.int32)
+
+
+def _continuous(g: Graph, policy: Policy, out: str) -> tuple[str, str, str]:
+    k, s = policy.noise_size, policy.scaling
+    if isinstance(policy.head, Gaussian):
+        log_std = g.constant(policy.params["head.log_std"], "head.log_std")
+        u = g.op("Add", out, g.op("Mul", "noise", g.op("Exp", log_std)))
+        best, chosen = (_clip(g, v, s.unit_low, s.unit_high) for v in (out, u))
+        clipped = g.op("Mul", g.op("Sub", chosen, out), g.op("Exp", g.op("Neg", log_std)))
+        z = g.op("Where", g.op("Equal", chosen, u), "noise", clipped)
+        density = _log_normal(g, z, log_std)
+    elif isinstance(policy.head, Squashed):
+        mean, log_std = _split(g, out, (k, k))
+        log_std = g.op("Clip", log_std, *LOG_STD_RANGE)
+        u = g.op("Add", mean, g.op("Mul", "noise", g.op("Exp", log_std)))
+        best, chosen = g.op("Tanh", mean), g.op("Tanh", u)
+        inner = g.op("Sub", g.op("Sub", LOG_2, u), g.op("Softplus", g.op("Mul", u, -2.0)))
+        density = g.op("Sub", _log_normal(g, "noise", log_std), g.op("Mul", inner, 2.0))
+    else:
+        best = g.op("Tanh", out)
+        noisy = g.op("Add", best, g.op("Mul", "noise", float(policy.exploration)))
+        chosen = g.op("Clip", noisy, -1.0, 1.0)
+        density = g.op("Mul", best, 0.0)
+    log_prob = g.op("ReduceSum", density, _axis(1), keepdims=0)
+    return _to_game(g, policy, best), _to_game(g, policy, chosen), log_prob
+
+
+def _log_normal(g: Graph, z: str, log_std: str) -> str:
+    """log N(z; 0, 1) − log σ."""
+    return g.op("Sub", g.op("Sub", g.op("Mul", g.op("Mul", z, z), -0.5), log_std), HALF_LOG_2PI)
+
+
+def _to_game(g: Graph, policy: Policy, unit: str) -> str:
+    action, s = policy.game.action, policy.scaling
+    assert isinstance(action, Box)
+    if action.dtype != "float32":
+        unit = _cast(g, unit, np.dtype(action.dtype).type)
+    if s.bounded.any():
+        unit = g.op("Add", g.op("Mul", unit, s.half), s.centre)
+    game = _clip(g, unit, s.low, s.high)
+    return game if len(action.shape) == 1 else g.op("Reshape", game, np.array([0, *action.shape]))  # 0: as it was, N
+
+
+def _clip(g: Graph, x: str, low: Array, high: Array) -> str:
+    """Per dimension; ONNX's Clip has one bound for all."""
+    return g.op("Min", g.op("Max", x, low), high)
+
+
+def _split(g: Graph, x: str, sizes: Sequence[int]) -> list[str]:
+    if len(sizes) == 1:
+        return [x]
+    return g.ops("Split", x, np.array(sizes), axis=1, outputs=len(sizes))
+
+
+def _cast(g: Graph, x: str, to: type[np.generic]) -> str:
+    return g.op("Cast", x, to=helper.np_dtype_to_tensor_dtype(np.dtype(to)))
+
+
+def _axis(axis: int) -> Array:
+    return np.array([axis])

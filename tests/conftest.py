@@ -1,0 +1,37 @@
+"""Fixtures that several folders of tests share."""
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+from sparring.games import Game
+from sparring.networks.policy import Policy
+from sparring.networks.spec import Head, Layer, feature_shape, param_shapes
+
+
+@pytest.fixture
+def random_policy() -> Callable[..., Policy]:
+    """`random_policy(game, layers, head)`: a policy whose parameters are all different from what they begin with."""
+
+    def make(
+        game: Game,
+        layers: tuple[Layer, ...],
+        head: Head,
+        *,
+        exploration: float = 0.0,
+        normalised: bool = True,
+        seed: int = 0,
+    ) -> Policy:
+        rng = np.random.default_rng(seed)
+        params = {}
+        for name, shape in param_shapes(game, layers, head).items():
+            scale = 1.0 if len(shape) == 1 else 1.5 / np.sqrt(np.prod(shape[:-1]))
+            params[name] = (rng.standard_normal(shape) * scale).astype(np.float32)
+        if normalised:
+            shape = feature_shape(game.observation)
+            params["normaliser.mean"] = rng.standard_normal(shape).astype(np.float32)
+            params["normaliser.std"] = rng.uniform(0.5, 2.0, shape).astype(np.float32)
+        return Policy(game, layers, head, params, exploration)
+
+    return make
