@@ -1,0 +1,71 @@
+"""A policy as safetensors, for whoever trains on from it: its arrays, and all the rest as JSON in the file's metadata.
+No pickle, and nothing of a file is believed before it was checked."""
+
+import struct
+
+import msgspec
+import numpy as np
+from safetensors import SafetensorError
+from safetensors.numpy import load as load_arrays
+from safetensors.numpy import save as save_arrays
+
+from sparring.errors import InputError
+from sparring.games import Game
+from sparring.networks.policy import Policy
+from sparring.networks.spec import Head, Layer
+
+__all__ = ["load", "save"]
+
+FORMAT = 1
+
+
+class Spec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What a policy is besides its arrays."""
+
+    format: int
+    game: Game
+    layers: tuple[Layer, ...]
+    head: Head
+    exploration: float
+
+
+class Metadata(msgspec.Struct, frozen=True):
+    # One key only: safetensors writes several in an order that changes from call to call.
+    sparring: str
+
+
+class Header(msgspec.Struct, frozen=True):
+    metadata: Metadata = msgspec.field(name="__metadata__")
+
+
+def save(policy: Policy) -> bytes:
+    """The same bytes for the same policy."""
+    spec = Spec(FORMAT, policy.game, policy.layers, policy.head, policy.exploration)
+    arrays = {name: np.ascontiguousarray(array) for name, array in policy.params.items()}
+    return save_arrays(arrays, {"sparring": msgspec.json.encode(spec, order="sorted").decode()})
+
+
+def load(data: bytes) -> Policy:
+    """InputError for anything that is not a policy in working order."""
+    try:
+        spec = _spec(data)
+        arrays = load_arrays(data)
+    except (SafetensorError, msgspec.DecodeError, struct.error, KeyError, RecursionError) as error:
+        raise InputError(f"not a policy in safetensors format, or damaged: {error}") from error
+    wrong = [f"{name}: {array.dtype}" for name, array in arrays.items() if array.dtype != np.float32]
+    if wrong:
+        raise InputError(f"a policy's arrays are float32, found {', '.join(wrong)}")
+    policy = Policy(spec.game, spec.layers, spec.head, arrays, spec.exploration)
+    if (why := policy.problem()) is not None:
+        raise InputError(f"a policy that cannot be played: {why}")
+    return policy
+
+
+def _spec(data: bytes) -> Spec:
+    """From the header: its length in 8 bytes, then JSON. (safetensors gives metadata of files only, not of bytes.)"""
+    (size,) = struct.unpack_from("<Q", data)
+    text = msgspec.json.decode(data[8 : 8 + size], type=Header).metadata.sparring
+    version = msgspec.json.decode(text, type=dict[str, msgspec.Raw]).get("format")
+    if version is not None and bytes(version) != str(FORMAT).encode():
+        raise InputError(f"policy of format {bytes(version).decode()}, this Sparring reads {FORMAT}: update it")
+    return msgspec.json.decode(text, type=Spec)

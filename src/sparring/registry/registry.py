@@ -1,0 +1,333 @@
+"""Where versions are published and found: a directory, or a bucket with the same layout.
+
+    games/<game>/models/<model>/<version>/{policy.onnx, policy.safetensors, card.md, manifest.json}
+    games/<game>/models/<model>/latest.json
+
+`policy.onnx` is created first and claims the number; the manifest is created last, and a version exists once it does.
+Nothing is ever changed but `latest.json`, which only moves forward. Whoever is killed half-way leaves a number unused.
+
+On a directory every file is on disk (fsync; obstore itself never calls it) before the manifest appears, so a power loss
+can take the newest version back but not leave it torn, and its number is not given out again. Should a disk lose bytes
+all the same, the manifest's hashes tell, and `latest` is the newest version that is whole.
+"""
+
+import fcntl
+import hashlib
+import itertools
+import logging
+import math
+import os
+import re
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, Any
+
+import msgspec
+import obstore
+from obstore.exceptions import AlreadyExistsError, BaseError, PreconditionError
+from obstore.store import LocalStore, from_url
+
+from sparring.errors import InputError, SparringError
+from sparring.export import onnx, weights
+from sparring.games.spec import NAME
+from sparring.networks.policy import Policy
+from sparring.registry.card import card
+from sparring.registry.manifest import DEFAULT_MODEL, DataSpan, FileInfo, Manifest
+
+__all__ = ["NotPublished", "Registry"]
+
+log = logging.getLogger(__name__)
+VERSION = re.compile(r"[1-9][0-9]{0,14}")
+MANIFEST = re.compile(r"games/([^/]+)/models/([^/]+)/([1-9][0-9]{0,14})/manifest\.json")
+
+
+class NotPublished(InputError):
+    """There is no such version, or no such file in it."""
+
+
+class StoreError(SparringError):
+    """The directory or bucket does not answer: no rights, no space, no network."""
+
+
+class Pointer(msgspec.Struct, frozen=True):
+    """`latest.json`."""
+
+    version: Annotated[int, msgspec.Meta(ge=1, lt=10**15)]
+    sha256: str  # of the manifest
+
+
+class Registry:
+    """Safe to share between threads, and its location between processes and machines. (Not across a fork: obstore has
+    threads of its own.)"""
+
+    def __init__(self, location: str | Path) -> None:
+        url = str(location)
+        self._root = None if "://" in url else Path(url).absolute()
+        self._store: Any  # obstore's stores share functions, not a type
+        try:
+            if self._root is None:
+                self._store = from_url(url)
+            else:
+                self._root.mkdir(parents=True, exist_ok=True)
+                self._store = LocalStore(self._root)
+        except (BaseError, ValueError, OSError) as error:
+            raise InputError(f"no registry can be at {url}: {_line(error)}") from error
+        self._latest: dict[tuple[str, str], tuple[bytes | None, Manifest | None]] = {}
+
+    def publish(
+        self,
+        policy: Policy,
+        *,
+        model: str = DEFAULT_MODEL,
+        algorithm: str,
+        metrics: Mapping[str, float] = {},
+        config: Mapping[str, Any] = {},
+        parent: int | None = None,
+        data: DataSpan = DataSpan(),
+        created: float | None = None,
+    ) -> Manifest:
+        folder = _folder(policy.game.name, model)
+        if (why := policy.problem()) is not None:
+            raise SparringError(f"not published: {why}. Learning diverged: lower its rate, or go back to a checkpoint")
+        files = {"policy.onnx": onnx.render(policy), "policy.safetensors": weights.save(policy)}
+        manifest = Manifest(
+            game=policy.game,
+            model=model,
+            version=0,  # until it is claimed
+            created=time.time() if created is None else created,
+            algorithm=algorithm,
+            files={},
+            metrics={name: float(value) for name, value in metrics.items()},
+            config=dict(config),
+            parent=parent,
+            data=data,
+        )
+        _check_round_trip(manifest)
+        version = self._claim(folder, files["policy.onnx"])
+        manifest = msgspec.structs.replace(manifest, version=version)
+        files["card.md"] = card(manifest, policy).encode()
+        for name in ("policy.safetensors", "card.md"):
+            self._put(f"{folder}/{version}/{name}", files[name], "create")
+        self._sync(f"{folder}/{version}", *files)
+        sums = {name: FileInfo(_sha256(content), len(content)) for name, content in files.items()}
+        manifest = msgspec.structs.replace(manifest, files=sums)
+        text = msgspec.json.format(msgspec.json.encode(manifest))
+        self._put(f"{folder}/{version}/manifest.json", text, "create")
+        self._sync(f"{folder}/{version}", "manifest.json")
+        self._point(folder, Pointer(version, _sha256(text)))
+        return manifest
+
+    def latest(self, game: str, model: str = DEFAULT_MODEL) -> Manifest | None:
+        """The newest version that is whole. Cheap while `latest.json` says the same: one small read."""
+        folder = _folder(game, model)
+        raw = self._get(f"{folder}/latest.json")
+        known_raw, known = self._latest.get((game, model), (None, None))
+        if raw is not None and raw == known_raw:
+            return known
+        pointer = _pointer(raw)
+        manifest = None if pointer is None else self._whole(game, model, pointer.version, pointer.sha256)
+        if manifest is None:
+            numbers = reversed(self.versions(game, model))
+            whole = (known if known and known.version == n else self._whole(game, model, n) for n in numbers)
+            manifest = next((found for found in whole if found is not None), None)
+        if raw is not None or manifest is not None:  # else names that nobody published would fill the memory
+            self._latest[game, model] = raw, manifest
+        return manifest
+
+    def manifest(self, game: str, model: str, version: int) -> Manifest:
+        return self._manifest(game, model, version, None)
+
+    def read(self, game: str, model: str, version: int, name: str) -> bytes:
+        """One file of a version, as it was published."""
+        return self._file(self.manifest(game, model, version), name)
+
+    def policy(self, game: str, model: str, version: int) -> Policy:
+        """To train on from, or to act with in NumPy."""
+        return weights.load(self.read(game, model, version, "policy.safetensors"))
+
+    def versions(self, game: str, model: str = DEFAULT_MODEL) -> list[int]:
+        return sorted(version for _, _, version in self._published(_folder(game, model)))
+
+    def models(self, game: str) -> list[str]:
+        return sorted({model for _, model, _ in self._published(_folder(game))})
+
+    def games(self) -> list[str]:
+        return sorted({game for game, _, _ in self._published("games")})
+
+    # Reading
+
+    def _published(self, folder: str) -> Iterator[tuple[str, str, int]]:
+        with self._explained(f"list {folder} in"):
+            for batch in obstore.list(self._store, folder):
+                for found in map(MANIFEST.fullmatch, (entry["path"] for entry in batch)):
+                    if found:
+                        yield found[1], found[2], int(found[3])
+
+    def _manifest(self, game: str, model: str, version: int, sha256: str | None) -> Manifest:
+        text = self._get(f"{_folder(game, model)}/{_number(version)}/manifest.json")
+        if text is None:
+            raise NotPublished(f"{game} has no version {version} of the model {model!r}")
+        if sha256 is not None and _sha256(text) != sha256:
+            raise SparringError(f"the manifest of {game} {model} {version} is not the one that was published")
+        try:
+            manifest = msgspec.json.decode(text, type=Manifest)
+        except msgspec.DecodeError as error:
+            raise SparringError(f"the manifest of {game} {model} {version} is damaged: {error}") from error
+        if (manifest.game.name, manifest.model, manifest.version) != (game, model, version):
+            raise SparringError(f"the manifest of {game} {model} {version} is another version's")
+        return manifest
+
+    def _file(self, manifest: Manifest, name: str) -> bytes:
+        what = f"{manifest.game.name} {manifest.model} {manifest.version}"
+        if (info := manifest.files.get(name)) is None:
+            raise NotPublished(f"{what} has no file {name!r}; it has {', '.join(sorted(manifest.files))}")
+        data = self._get(f"{_folder(manifest.game.name, manifest.model)}/{manifest.version}/{name}")
+        if data is None or _sha256(data) != info.sha256:
+            found = "missing" if data is None else f"damaged ({len(data)} bytes, {info.size} were published)"
+            raise SparringError(f"{name} of {what} is {found}: use another version, or restore it from a backup")
+        return data
+
+    def _whole(self, game: str, model: str, version: int, sha256: str | None = None) -> Manifest | None:
+        """Its manifest, if every file is as it was published."""
+        try:
+            manifest = self._manifest(game, model, version, sha256)
+            for name in manifest.files:
+                self._file(manifest, name)
+        except StoreError:
+            raise  # says nothing about the version
+        except SparringError as error:
+            log.warning("passing over version %d: %s", version, error)
+            return None
+        return manifest
+
+    def _get(self, path: str) -> bytes | None:
+        with self._explained(f"read {path} in"):
+            try:
+                return bytes(obstore.get(self._store, path).bytes())
+            except FileNotFoundError:
+                return None
+
+    # Writing
+
+    def _claim(self, folder: str, content: bytes) -> int:
+        with self._explained(f"list {folder} in"):
+            found = obstore.list_with_delimiter(self._store, folder)["common_prefixes"]
+        used = [int(name) for name in (path.rpartition("/")[2] for path in found) if VERSION.fullmatch(name)]
+        pointer = _pointer(self._get(f"{folder}/latest.json"))
+        version = max([*used, pointer.version if pointer else 0]) + 1
+        while True:
+            try:
+                self._put(f"{folder}/{version}/policy.onnx", content, "create")
+            except AlreadyExistsError:
+                version += 1  # another publisher was quicker
+            else:
+                return version
+
+    def _point(self, folder: str, pointer: Pointer) -> None:
+        """Moves `latest.json` to this version unless it is at a later one already."""
+        path, text = f"{folder}/latest.json", msgspec.json.encode(pointer)
+        while True:
+            with self._alone(folder):
+                try:
+                    with self._explained(f"read {path} in"):
+                        found = obstore.get(self._store, path)
+                    current, mode = _pointer(bytes(found.bytes())), {"e_tag": found.meta["e_tag"]}
+                except FileNotFoundError:
+                    current, mode = None, None
+                if current is not None and current.version >= pointer.version:
+                    return
+                try:
+                    self._put(path, text, ("overwrite" if self._root else mode) if mode else "create")
+                except (AlreadyExistsError, PreconditionError):
+                    continue  # somebody else moved it in between
+                self._sync(folder, "latest.json")
+                return
+
+    def _put(self, path: str, content: bytes, mode: Any) -> None:
+        with self._explained(f"write {path} to"):
+            obstore.put(self._store, path, content, mode=mode)
+
+    @contextmanager
+    def _alone(self, folder: str) -> Iterator[None]:
+        """Directories have no conditional write, as buckets do; publishers take turns instead."""
+        if self._root is None:
+            yield
+            return
+        descriptor = os.open(self._root / folder, os.O_RDONLY)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+            yield
+        finally:
+            os.close(descriptor)
+
+    def _sync(self, folder: str, *names: str) -> None:
+        """Files, and the names that lead to them, onto the disk. A bucket's write is durable when it returns."""
+        if self._root is None:
+            return
+        place = self._root / folder
+        ways = [place, *itertools.takewhile(lambda path: path != self._root, place.parents), self._root]
+        for path in [*(place / name for name in names), *ways]:
+            descriptor = os.open(path, os.O_RDONLY)
+            try:
+                os.fsync(descriptor)
+            finally:
+                os.close(descriptor)
+
+    @contextmanager
+    def _explained(self, what: str) -> Iterator[None]:
+        """The store's failures in one line; its own messages are pages of Rust."""
+        try:
+            yield
+        except (AlreadyExistsError, PreconditionError, FileNotFoundError):
+            raise
+        except (BaseError, OSError) as error:
+            where = self._root or self._store
+            raise StoreError(f"cannot {what} the registry at {where}: {_line(error)}") from error
+
+
+def _folder(game: str, model: str | None = None) -> str:
+    for kind, name in (("game", game), ("model", model)):
+        if name is not None and not NAME.fullmatch(name):
+            raise InputError(
+                f"{kind} name {name[:100]!r}: use letters, digits, '.', '_' and '-', at most 100, no slash"
+            )
+    return f"games/{game}/models" if model is None else f"games/{game}/models/{model}"
+
+
+def _number(version: int) -> int:
+    if not VERSION.fullmatch(str(version)):
+        raise InputError(f"version {version!r}: use a whole number from 1 on")
+    return version
+
+
+def _pointer(raw: bytes | None) -> Pointer | None:
+    if raw is None:
+        return None
+    try:
+        return msgspec.json.decode(raw, type=Pointer)
+    except msgspec.DecodeError:
+        return None  # torn; `latest` finds its way without it and the next publisher writes it anew
+
+
+def _check_round_trip(manifest: Manifest) -> None:
+    """Before anything is written: what is published can be read back as it was meant."""
+    for name, value in manifest.metrics.items():
+        if not math.isfinite(value):
+            raise InputError(f"metric {name} is {value}: leave it out, a manifest has finite numbers only")
+    try:
+        again = msgspec.json.decode(msgspec.json.encode(manifest), type=Manifest)
+    except (TypeError, msgspec.DecodeError) as error:
+        raise InputError(f"a manifest cannot hold this: {error}") from error
+    if again != manifest:
+        wrong = [f for f in manifest.__struct_fields__ if getattr(again, f) != getattr(manifest, f)]
+        raise InputError(f"a manifest cannot hold this {' and '.join(wrong)}: use finite numbers, text and flat lists")
+
+
+def _line(error: Exception) -> str:
+    return str(error).partition("\n")[0]
+
+
+def _sha256(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()
