@@ -1,0 +1,255 @@
+"""The HTTP API: one table of routes, from which both the application and its OpenAPI document are made."""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import msgspec
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from sparring.api import Act, Actions, GameInfo, ModelInfo, Snapshot, Uploaded
+from sparring.errors import SparringError
+from sparring.experience import Fragment
+from sparring.experience.wire import JsonFragment
+from sparring.games import Game
+from sparring.gateway import pages
+from sparring.gateway.acting import Acting
+from sparring.gateway.games import Games
+from sparring.gateway.http import JSON, MSGPACK, Endpoint, Refusal, answer
+from sparring.gateway.ingest import Ingest, Limits
+from sparring.gateway.live import Live
+from sparring.gateway.metrics import Metrics
+from sparring.gateway.models import Models
+from sparring.gateway.openapi import Operation, document
+from sparring.gateway.server import background, serve
+from sparring.registry.manifest import Manifest
+from sparring.registry.registry import Registry
+from sparring.store.protocol import PlayerStats, Store
+
+__all__ = ["background", "create_app", "serve"]
+
+HEALTH_TIMEOUT = 2.0
+WRITES = (413, 415, 422, 503, 507)
+
+
+class Erased(msgspec.Struct, frozen=True):
+    """How many fragments of a player were deleted."""
+
+    erased: int
+
+
+class Health(msgspec.Struct, frozen=True):
+    status: str
+
+
+def create_app(
+    store: Store, registry: Registry, trainer_dir: Path | None = None, limits: Limits | None = None
+) -> Starlette:
+    """The gateway over a store and a registry, which stay the caller's to close. `trainer_dir` is where the trainer
+    writes its status, one folder per game."""
+    platform = _Platform(store, registry, trainer_dir, limits or Limits())
+    table = platform.operations()
+    metrics = platform.metrics
+
+    async def openapi(request: Request) -> Response:
+        return answer(document(table))
+
+    table.append(Operation("GET", "/v1/openapi.json", openapi, "This API as an OpenAPI 3.1 document", {JSON: dict}))
+
+    async def refused(request: Request, error: Exception) -> Response:
+        assert isinstance(error, HTTPException)
+        metrics.request("unknown", request.method, error.status_code)
+        return _routing_refusal(request, error, routes).response()
+
+    routes = [Route(op.path, Endpoint(op.public_path, op.handler, metrics), methods=[op.method]) for op in table]
+    app = Starlette(
+        routes=routes,
+        exception_handlers={HTTPException: refused},
+        lifespan=platform.lifespan,
+    )
+    app.router.redirect_slashes = False
+    app.state.stopping = platform.live.stop
+    app.state.operations = table
+    return app
+
+
+def _routing_refusal(request: Request, error: HTTPException, routes: list[Route]) -> Refusal:
+    path = request.url.path
+    if error.status_code == 405:
+        allowed = ", ".join(
+            sorted({m for route in routes if route.path_regex.match(path) for m in route.methods or ()})
+        )
+        return Refusal(405, f"{request.method} is not for {path[:200]}: use {allowed}", headers={"allow": allowed})
+    return Refusal(404, f"there is nothing at {path[:200]}: /v1/openapi.json describes what there is")
+
+
+class _Platform:
+    """The parts of the gateway, and what needs several of them."""
+
+    def __init__(self, store: Store, registry: Registry, trainer_dir: Path | None, limits: Limits) -> None:
+        self.store = store
+        self.metrics = Metrics()
+        self.games = Games(store)
+        self.models = Models(registry, self.games)
+        self.live = Live(store, self.games, self.models, trainer_dir)
+        self.ingest = Ingest(store, self.games, self.metrics, limits, self.live.changed)
+        self.acting = Acting(self.games, self.models)
+
+    @contextlib.asynccontextmanager
+    async def lifespan(self, app: Starlette) -> AsyncIterator[None]:
+        pushing = asyncio.create_task(self.live.run())
+        try:
+            yield
+        finally:
+            pushing.cancel()
+            self.ingest.close()
+
+    async def erase(self, request: Request) -> Response:
+        game = await self.games.get(request.path_params["game"])
+        erased = await asyncio.to_thread(self.store.erase, game.name, request.path_params["player"])
+        self.live.forget(game.name)
+        return answer(Erased(erased))
+
+    async def health(self, request: Request) -> Response:
+        try:
+            async with asyncio.timeout(HEALTH_TIMEOUT):
+                await self.games.all()
+        except (TimeoutError, OSError, SparringError) as error:
+            raise Refusal(503, f"the store does not answer: {error or 'it takes too long'}") from error
+        if (why := self.ingest.failing) is not None:
+            raise Refusal(503, f"the newest upload could not be written: {why}", headers={"retry-after": "10"})
+        return answer(Health("ok"))
+
+    async def get_metrics(self, request: Request) -> Response:
+        rows = [(game.name, await self.live.snapshot(game.name)) for game in await self.games.all()]
+        totals = {
+            "fragments": "Fragments in the store.",
+            "steps": "Steps in the store.",
+            "players": "Players in the store.",
+            "bytes": "Bytes of columns in the store.",
+            "rejected": "Fragments ever put into quarantine.",
+        }
+        gauges = {
+            f"sparring_store_{name}": (about, [({"game": game}, float(getattr(s.stats, name))) for game, s in rows])
+            for name, about in totals.items()
+        }
+        gauges["sparring_ingest_in_flight_bytes"] = (
+            "Bytes of uploads in memory.",
+            [({}, float(self.ingest.budget.used))],
+        )
+        gauges["sparring_watchers"] = ("Open event streams.", [({}, float(self.live.watchers))])
+        gauges["sparring_latest_version"] = (
+            "Newest published version.",
+            [({"game": game}, float(s.latest)) for game, s in rows if s.latest is not None],
+        )
+        gauges["sparring_trainer_lag_fragments"] = (
+            "Fragments stored that the trainer has not taken in.",
+            [({"game": game}, float(s.trainer.lag)) for game, s in rows if s.trainer is not None],
+        )
+        return Response(self.metrics.text(gauges), media_type="text/plain; version=0.0.4")
+
+    def operations(self) -> list[Operation]:
+        game, model = "/v1/games/{game}", "/v1/games/{game}/models/{model}"
+        etag = {"If-None-Match": "The ETag of what you have: 304 if it still is the newest"}
+        limit = ("How many at most", False, {"type": "integer", "minimum": 1, "maximum": 1000, "default": 100})
+        return [
+            Operation(
+                "PUT",
+                game,
+                self.games.put,
+                "Register a game; again with the same spaces is fine",
+                {JSON: Game},
+                {JSON: Game},
+                {200: "It was there already", 201: "Registered"},
+                (409, *WRITES),
+            ),
+            Operation("GET", "/v1/games", self.live.games, "All games", {JSON: list[GameInfo]}),
+            Operation("GET", game, self.games.show, "A game's declaration", {JSON: Game}, errors=(404,)),
+            Operation(
+                "POST",
+                f"{game}/fragments",
+                self.ingest.upload,
+                "Upload fragments: stored for good once answered; those refused are listed, the others are stored",
+                {JSON: Uploaded},
+                {MSGPACK: list[Fragment], JSON: list[JsonFragment]},
+                {200: "At least one fragment is stored, now or since an earlier upload"},
+                (404, 408, 409, *WRITES),
+                headers={"Content-Encoding": "gzip, deflate or none"},
+            ),
+            Operation(
+                "GET", f"{game}/models", self.models.list, "The game's models", {JSON: list[ModelInfo]}, errors=(404,)
+            ),
+            Operation(
+                "GET",
+                f"{model}/latest",
+                self.models.get_latest,
+                "The newest version's manifest",
+                {JSON: Manifest},
+                statuses={200: "OK", 304: "You have it"},
+                errors=(404,),
+                headers=etag,
+            ),
+            Operation(
+                "GET",
+                model + "/{version:int}/manifest",
+                self.models.get_manifest,
+                "A version's manifest; never changes",
+                {JSON: Manifest},
+                errors=(404,),
+            ),
+            Operation(
+                "GET",
+                model + "/{version:int}/files/{name}",
+                self.models.get_file,
+                "A version's file; never changes",
+                {"application/octet-stream": bytes},
+                statuses={200: "OK", 304: "You have it"},
+                errors=(404,),
+                headers=etag,
+            ),
+            Operation(
+                "POST",
+                f"{game}/act",
+                self.acting.act,
+                "Actions for observations, answered in the encoding of the question",
+                {JSON: Actions, MSGPACK: Actions},
+                {JSON: Act, MSGPACK: Act},
+                errors=(404, 408, 409, 413, 415, 422),
+            ),
+            Operation("GET", f"{game}/stats", self.live.stats, "How it goes", {JSON: Snapshot}, errors=(404,)),
+            Operation(
+                "GET",
+                f"{game}/players",
+                self.live.players,
+                "Players, the most recently seen first",
+                {JSON: list[PlayerStats]},
+                errors=(404, 422),
+                query={"limit": limit},
+            ),
+            Operation(
+                "DELETE",
+                game + "/players/{player}",
+                self.erase,
+                "Erase all that a player sent",
+                {JSON: Erased},
+                errors=(404, 507),
+            ),
+            Operation(
+                "GET",
+                "/v1/events",
+                self.live.events,
+                "Live: `stats` (Snapshot) about once a second, `version` (Manifest) when one is published",
+                {"text/event-stream": str},
+                errors=(404, 422, 503),
+                query={"game": ("The game to watch", True, {"type": "string"})},
+            ),
+            Operation("GET", "/healthz", self.health, "Whether uploads can be stored", {JSON: Health}, errors=(503,)),
+            Operation("GET", "/metrics", self.get_metrics, "Prometheus metrics", {"text/plain": str}),
+            Operation("GET", "/", pages.home, "The dashboard", {"text/html": str}),
+            Operation("GET", "/static/{name}", pages.static, "The dashboard's files", {"*/*": bytes}, errors=(404,)),
+        ]

@@ -1,0 +1,199 @@
+"""Uploads of fragments, the hot path: bounded reading, decoding, the check, and the store's group commit. What is
+acknowledged is on disk; what is refused is told per fragment, and noted in quarantine."""
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from sparring.api import Rejected, Uploaded
+from sparring.errors import SparringError
+from sparring.experience import Fragment, validate, wire
+from sparring.games import Game
+from sparring.gateway.games import Games
+from sparring.gateway.http import JSON, MSGPACK, Budget, Hold, Refusal, answer, media_type, read_body
+from sparring.gateway.metrics import Metrics
+from sparring.store.protocol import Outcome, Store
+
+__all__ = ["Ingest", "Limits"]
+
+ENCODINGS = ("", "identity", "gzip", "deflate")
+INLINE = 256 << 10  # bodies up to this are decoded in the event loop: under 1 ms, less than handing them over costs
+log = logging.getLogger(__name__)
+MAX_TEXT = 300  # of ids and reasons that come back: they quote what the client sent
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Bytes and counts. JSON gets less: a byte of JSON can take twenty of memory once it is Python lists."""
+
+    body: int = 8 << 20
+    decompressed: int = 64 << 20
+    json: int = 8 << 20
+    in_flight: int = 64 << 20
+    fragments: int = 1000
+
+
+@dataclass
+class Batch:
+    """An upload after the check: what may be stored, where it was in the upload, and what may not."""
+
+    good: list[Fragment]
+    places: list[int] | None = None  # none: all of them were good, in order
+    rejected: list[Rejected] = field(default_factory=list)
+    senders: list[str] = field(default_factory=list)  # the players of `rejected`
+
+
+class Ingest:
+    def __init__(
+        self,
+        store: Store,
+        games: Games,
+        metrics: Metrics,
+        limits: Limits,
+        changed: Callable[[str, int, int], None],
+    ) -> None:
+        """`changed(game, fragments, steps)` is called with what an upload added to the store (or its quarantine)."""
+        self.budget = Budget(limits.in_flight)
+        self.failing: str | None = None  # why the newest write failed; none after one that worked
+        self._store = store
+        self._games = games
+        self._metrics = metrics
+        self._limits = limits
+        self._changed = changed
+        self._threads = ThreadPoolExecutor(2, "ingest")
+
+    async def upload(self, request: Request) -> Response:
+        started = time.perf_counter()
+        game = await self._games.get(request.path_params["game"])
+        kind = media_type(request, MSGPACK, JSON)
+        encoding = request.headers.get("content-encoding", "").strip().lower()
+        if encoding not in ENCODINGS:
+            raise Refusal(415, f"Content-Encoding is {encoding[:50]!r}: send gzip, deflate or none")
+        with Hold(self.budget) as hold:
+            body = await read_body(request, self._limits.body, hold)
+            self._metrics.received += len(body)
+            if kind == MSGPACK and encoding in ("", "identity") and len(body) <= INLINE:
+                batch, size, pending = self._take(body, kind, encoding, game)
+            else:
+                loop = asyncio.get_running_loop()
+                batch, size, pending = await loop.run_in_executor(self._threads, self._take, body, kind, encoding, game)
+                hold.grow(size - len(body))
+            outcomes = await self._written(pending)
+        response = await self._respond(game, batch, outcomes, size)
+        self._metrics.ack.observe(time.perf_counter() - started)
+        return response
+
+    def close(self) -> None:
+        self._threads.shutdown()
+
+    def _take(
+        self, body: bytes, kind: str, encoding: str, game: Game
+    ) -> tuple[Batch, int, Future[list[Outcome]] | None]:
+        """The upload as checked fragments, its size once decompressed, and the store's promise for the good ones."""
+        limits = self._limits
+        body = wire.decompress(body, encoding, limits.decompressed if kind == MSGPACK else limits.json)
+        if kind == JSON:
+            if len(body) > limits.json:
+                raise wire.TooLarge(f"JSON of {len(body)} bytes, at most {limits.json} are allowed: use msgpack")
+            batch = _check(game, wire.decode_json(body, game), limits)
+        else:
+            if (count := _array_length(body)) is not None:
+                _limit_count(count, limits)  # before memory is taken for them
+            batch = _check(game, wire.decode(body), limits)
+        return batch, len(body), self._store.submit(batch.good) if batch.good else None
+
+    async def _written(self, pending: Future[list[Outcome]] | None) -> list[Outcome]:
+        if pending is None:
+            return []
+        try:
+            outcomes = await asyncio.wrap_future(pending)
+        except (OSError, SparringError) as error:
+            self.failing = str(error) or type(error).__name__
+            raise
+        self.failing = None
+        return outcomes
+
+    async def _respond(self, game: Game, batch: Batch, outcomes: list[Outcome], size: int) -> Response:
+        duplicates, steps = outcomes.count(Outcome.DUPLICATE), 0
+        stored = outcomes.count(Outcome.STORED)
+        if stored == len(outcomes):
+            steps = sum([f.steps for f in batch.good])
+        else:
+            steps = sum(f.steps for f, o in zip(batch.good, outcomes, strict=True) if o is Outcome.STORED)
+        if stored + duplicates < len(outcomes):
+            _reject_conflicts(batch, outcomes)
+        rejected = batch.rejected
+        self._metrics.accepted(stored, duplicates, len(rejected), steps, size if stored else 0)
+        if rejected:
+            await asyncio.get_running_loop().run_in_executor(self._threads, self._quarantine, game.name, batch)
+        if stored or rejected:
+            self._changed(game.name, stored, steps)
+        if stored + duplicates:
+            return answer(Uploaded(stored, duplicates, rejected))
+        statuses = {r.status for r in rejected}
+        status = statuses.pop() if len(statuses) == 1 else 422
+        count = f"all {len(rejected)} fragments were refused, the first: " if len(rejected) > 1 else ""
+        raise Refusal(status, f"{count}{rejected[0].reason}", rejected=rejected)
+
+    def _quarantine(self, game: str, batch: Batch) -> None:
+        try:
+            for rejected, player in zip(batch.rejected, batch.senders, strict=True):
+                self._store.quarantine(game, player, rejected.id, rejected.reason)
+        except OSError as error:  # the answer, which tells what was stored, matters more than the note
+            log.warning("%s: %d refused fragments are not in quarantine: %s", game, len(batch.rejected), error)
+
+
+def _check(game: Game, found: list[Fragment] | list[Fragment | str], limits: Limits) -> Batch:
+    _limit_count(len(found), limits)
+    fragments = [f for f in found if isinstance(f, Fragment)]
+    reasons = validate.check(game, fragments)
+    if len(fragments) == len(found) and not any(reasons):
+        return Batch(fragments)
+    batch = Batch([], [])
+    assert batch.places is not None
+    checked = iter(reasons)
+    for place, f in enumerate(found):
+        reason = f if isinstance(f, str) else next(checked)
+        if reason is None and isinstance(f, Fragment):
+            batch.good.append(f)
+            batch.places.append(place)
+            continue
+        wrong_schema = isinstance(f, Fragment) and f.game == game.name and f.schema != game.schema
+        _reject(batch, place, None if isinstance(f, str) else f, 409 if wrong_schema else 422, reason or "")
+    return batch
+
+
+def _reject(batch: Batch, place: int, f: Fragment | None, status: int, reason: str) -> None:
+    batch.rejected.append(Rejected(place, f.id[:MAX_TEXT] if f else "", status, reason[:MAX_TEXT]))
+    batch.senders.append(f.player[:MAX_TEXT] if f else "")
+
+
+def _reject_conflicts(batch: Batch, outcomes: list[Outcome]) -> None:
+    for i, (f, outcome) in enumerate(zip(batch.good, outcomes, strict=True)):
+        if outcome is Outcome.CONFLICT:
+            reason = f"the id {f.id!r} is taken by a fragment with other content: make a new id for every fragment"
+            _reject(batch, i if batch.places is None else batch.places[i], f, 409, reason)
+    order = sorted(range(len(batch.rejected)), key=lambda i: batch.rejected[i].index)
+    batch.rejected, batch.senders = [batch.rejected[i] for i in order], [batch.senders[i] for i in order]
+
+
+def _limit_count(count: int, limits: Limits) -> None:
+    if count == 0:
+        raise Refusal(422, "the list of fragments is empty")
+    if count > limits.fragments:
+        raise Refusal(413, f"{count} fragments in one request, at most {limits.fragments} are allowed: send several")
+
+
+def _array_length(body: bytes) -> int | None:
+    """What a msgpack array says of its length, from its first bytes; None when it is no array."""
+    if body[:1] == b"\xdc":
+        return int.from_bytes(body[1:3], "big")
+    if body[:1] == b"\xdd":
+        return int.from_bytes(body[1:5], "big")
+    return body[0] & 0x0F if body and 0x90 <= body[0] <= 0x9F else None

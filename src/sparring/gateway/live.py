@@ -1,0 +1,398 @@
+"""What people watch: one snapshot per game, brought up to date about once a second while somebody watches, and pushed
+to them as server-sent events. History is rebuilt from the store, so a restart loses nothing."""
+
+import asyncio
+import logging
+import time
+from collections import deque
+from pathlib import Path
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from sparring.api import CurvePoint, GameInfo, Snapshot, TrainerStatus, VersionRow
+from sparring.gateway.games import Games
+from sparring.gateway.http import Refusal, answer, query_int
+from sparring.gateway.models import Models
+from sparring.registry.manifest import DEFAULT_MODEL, Manifest
+from sparring.store.protocol import Episode, Store
+
+__all__ = ["History", "Live"]
+
+PERIOD = 1.0  # seconds between snapshots of a game that changes
+IDLE_PERIOD = 5.0  # and of one that does not: it tells the watchers that we are here
+WINDOW = 5  # seconds over which rates are taken
+ACTIVE = 30.0  # a player is active for so long after their newest fragment
+RECENT = 20  # episodes behind return_mean
+MAX_POINTS = 400
+MAX_VERSIONS = 50
+MAX_PLAYERS = 20
+MAX_ACTIVE = 1000  # players looked at to count the active ones
+PAGE, MAX_PAGES = 1000, 50  # episodes taken in at once: the rest of a long history waits for the next second
+MAX_WATCHERS = 500
+QUEUE = 8  # events that a watcher may be behind
+SEND_TIMEOUT = 10.0
+log = logging.getLogger(__name__)
+
+
+class Rate:
+    """Fragments and steps per second over the last few whole seconds."""
+
+    def __init__(self) -> None:
+        self.last = 0.0  # when something was added
+        self._seconds: deque[list[int]] = deque(maxlen=WINDOW + 1)  # [second, fragments, steps]
+
+    def add(self, fragments: int, steps: int, now: float) -> None:
+        self.last = now
+        if not self._seconds or self._seconds[-1][0] != int(now):
+            self._seconds.append([int(now), 0, 0])
+        self._seconds[-1][1] += fragments
+        self._seconds[-1][2] += steps
+
+    def per_second(self, now: float) -> tuple[float, float]:
+        whole = [s for s in self._seconds if int(now) - WINDOW <= s[0] < int(now)]
+        return sum(s[1] for s in whole) / WINDOW, sum(s[2] for s in whole) / WINDOW
+
+
+class _Bin:
+    __slots__ = ("episodes", "high", "low", "steps", "sum", "time", "version")
+
+    def __init__(self, ret: float) -> None:
+        self.time, self.steps, self.sum, self.episodes = 0.0, 0, 0.0, 0
+        self.low = self.high = ret
+        self.version: int | None = None
+
+    def merge(self, other: "_Bin") -> None:
+        """`other` comes after this one."""
+        self.time, self.steps = other.time, other.steps
+        self.sum += other.sum
+        self.episodes += other.episodes
+        self.low, self.high = min(self.low, other.low), max(self.high, other.high)
+        self.version = max((v for v in (self.version, other.version) if v is not None), default=None)
+
+    def point(self) -> CurvePoint:
+        return CurvePoint(
+            self.time, self.steps, self.sum / self.episodes, self.low, self.high, self.episodes, self.version
+        )
+
+
+class History:
+    """A game's finished episodes, digested one by one as they come: the curve, the newest mean, versions in play."""
+
+    def __init__(self) -> None:
+        self.cursor = 0
+        self.episodes = 0
+        self.steps = 0
+        self.best: float | None = None
+        self.played: dict[int, tuple[int, float]] = {}  # by version of the default model: episodes, sum of returns
+        self._recent: deque[Episode] = deque(maxlen=RECENT)
+        self._bins: list[_Bin] = []
+        self._bin_size = 1  # episodes per bin: doubles whenever there would be too many bins
+
+    def add(self, episode: Episode) -> None:
+        self.cursor = episode.cursor
+        self.episodes += 1
+        self.steps += episode.steps
+        self._recent.append(episode)
+        if len(self._recent) == RECENT:
+            mean = sum([e.ret for e in self._recent]) / RECENT
+            self.best = mean if self.best is None else max(self.best, mean)
+        version = episode.version if episode.model == DEFAULT_MODEL else None
+        if version is not None:
+            count, total = self.played.get(version, (0, 0.0))
+            self.played[version] = count + 1, total + episode.ret
+        self._draw(episode, version)
+
+    def _draw(self, episode: Episode, version: int | None) -> None:
+        new = _Bin(episode.ret)
+        new.time, new.steps, new.sum, new.episodes, new.version = episode.ended, self.steps, episode.ret, 1, version
+        if self._bins and self._bins[-1].episodes < self._bin_size:
+            self._bins[-1].merge(new)
+            return
+        if len(self._bins) == MAX_POINTS:
+            for left, right in zip(self._bins[::2], self._bins[1::2], strict=True):
+                left.merge(right)
+            self._bins = self._bins[::2]
+            self._bin_size *= 2
+        self._bins.append(new)
+
+    @property
+    def curve(self) -> list[CurvePoint]:
+        return [b.point() for b in self._bins]
+
+    @property
+    def return_mean(self) -> float | None:
+        return sum(e.ret for e in self._recent) / len(self._recent) if self._recent else None
+
+    @property
+    def length_mean(self) -> float | None:
+        return sum(e.steps for e in self._recent) / len(self._recent) if self._recent else None
+
+
+class View:
+    """One game as it is shown. Built in a thread (`build`), one build at a time."""
+
+    def __init__(self, game: str, store: Store, trainer_dir: Path | None) -> None:
+        self.rate = Rate()
+        self.lock = asyncio.Lock()
+        self.snapshot: Snapshot | None = None
+        self.built = float("-inf")
+        self._game = game
+        self._store = store
+        self._status = trainer_dir / game / "status.json" if trainer_dir else None
+        self._history = History()
+        self._built_from: object = None
+
+    def forget(self) -> None:
+        """Something was erased: what was drawn from it goes as well."""
+        self._history = History()
+        self._built_from = None
+
+    def stale(self, latest: int | None) -> bool:
+        """Whether a new snapshot would say anything else than the last one."""
+        quiet = time.monotonic() - self.rate.last > ACTIVE + 2 * PERIOD
+        return not quiet or self._built_from != self._inputs(latest)
+
+    def _inputs(self, latest: int | None) -> object:
+        return self.rate.last, latest, _mtime(self._status)
+
+    def build(self, latest: Manifest | None, manifests: list[Manifest]) -> Snapshot:
+        now, inputs = time.time(), self._inputs(latest.version if latest else None)
+        history = self._take_in()
+        players = self._store.players(self._game, MAX_ACTIVE)
+        fragments_per_s, steps_per_s = self.rate.per_second(time.monotonic())
+        self.snapshot = Snapshot(
+            game=self._game,
+            time=now,
+            stats=self._store.stats(self._game),
+            steps_per_s=steps_per_s,
+            fragments_per_s=fragments_per_s,
+            active_players=sum(p.last_seen > now - ACTIVE for p in players),
+            episodes=history.episodes,
+            return_mean=history.return_mean,
+            return_best=history.best,
+            length_mean=history.length_mean,
+            latest=latest.version if latest else None,
+            published=latest.created if latest else None,
+            versions=[_row(m, history) for m in manifests],
+            players=players[:MAX_PLAYERS],
+            curve=history.curve,
+            trainer=_read_status(self._status),
+        )
+        self._built_from, self.built = inputs, time.monotonic()
+        return self.snapshot
+
+    def _take_in(self) -> History:
+        history = self._history
+        for _ in range(MAX_PAGES):
+            page = self._store.episodes(self._game, history.cursor, PAGE)
+            for episode in page:
+                history.add(episode)
+            if len(page) < PAGE:
+                break
+        return history
+
+
+def _row(manifest: Manifest, history: History) -> VersionRow:
+    played, total = history.played.get(manifest.version, (0, 0.0))
+    return VersionRow(
+        version=manifest.version,
+        created=manifest.created,
+        steps=manifest.data.steps,
+        evaluation=manifest.metrics.get("evaluation"),
+        played=played,
+        return_mean=total / played if played else None,
+    )
+
+
+def _mtime(path: Path | None) -> int | None:
+    try:
+        return path.stat().st_mtime_ns if path else None
+    except FileNotFoundError:
+        return None
+
+
+def _read_status(path: Path | None) -> TrainerStatus | None:
+    if path is None:
+        return None
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=TrainerStatus)
+    except FileNotFoundError:
+        return None
+    except msgspec.MsgspecError as error:
+        log.warning("%s is not a trainer's status: %s", path, error)
+        return None
+
+
+class Watcher:
+    """One open event stream: a short queue, closed when its reader is too slow or gone."""
+
+    def __init__(self, game: str) -> None:
+        self.game = game
+        self.version: int | None = None  # the newest it was told of
+        self._queue: asyncio.Queue[bytes | None] = asyncio.Queue(QUEUE)
+
+    def push(self, event: bytes) -> bool:
+        """False: it was too far behind, and is closed."""
+        if self._queue.full():
+            self.close()
+            return False
+        self._queue.put_nowait(event)
+        return True
+
+    def close(self) -> None:
+        while not self._queue.empty():
+            self._queue.get_nowait()
+        self._queue.put_nowait(None)
+
+    async def next(self) -> bytes | None:
+        return await self._queue.get()
+
+
+class Live:
+    def __init__(self, store: Store, games: Games, models: Models, trainer_dir: Path | None) -> None:
+        self._store = store
+        self._games = games
+        self._models = models
+        self._trainer_dir = trainer_dir
+        self._views: dict[str, View] = {}
+        self._watchers: set[Watcher] = set()
+        self._stopping = False
+
+    def changed(self, game: str, fragments: int, steps: int) -> None:
+        self._view(game).rate.add(fragments, steps, time.monotonic())
+
+    def forget(self, game: str) -> None:
+        self._view(game).forget()
+
+    @property
+    def watchers(self) -> int:
+        return len(self._watchers)
+
+    def stop(self) -> None:
+        """Ends all streams; new ones are refused."""
+        self._stopping = True
+        for watcher in self._watchers:
+            watcher.close()
+
+    async def run(self) -> None:
+        """Pushes to the watchers, until cancelled."""
+        while True:
+            started = time.monotonic()
+            for game in {w.game for w in self._watchers}:
+                try:
+                    await self._tick(game)
+                except Exception:
+                    log.exception("%s: no live events this second", game)
+            await asyncio.sleep(max(0.1, started + PERIOD - time.monotonic()))
+
+    async def _tick(self, game: str) -> None:
+        view = self._view(game)
+        before = view.built
+        snapshot = await self.snapshot(game)
+        if view.built == before and time.time() - snapshot.time < IDLE_PERIOD:
+            return
+        if view.built == before:
+            snapshot = view.snapshot = msgspec.structs.replace(snapshot, time=time.time())
+        event = _event("stats", msgspec.json.encode(snapshot))
+        version = await self._version_event(game)
+        for watcher in [w for w in self._watchers if w.game == game]:
+            if version is not None and watcher.version != version[0]:
+                watcher.version = version[0]
+                watcher.push(version[1])
+            if not watcher.push(event):
+                log.info("%s: a watcher was too slow, its stream ends", game)
+
+    async def _version_event(self, game: str) -> tuple[int, bytes] | None:
+        latest = await self._models.latest(game, DEFAULT_MODEL)
+        return (latest.manifest.version, _event("version", latest.body)) if latest else None
+
+    async def snapshot(self, game: str) -> Snapshot:
+        """At most about a second old."""
+        view = self._view(game)
+        async with view.lock:
+            if view.snapshot is not None and time.monotonic() - view.built < 0.9 * PERIOD:
+                return view.snapshot
+            latest = await self._models.latest(game, DEFAULT_MODEL)
+            newest = latest.manifest if latest else None
+            if view.snapshot is not None and not view.stale(newest.version if newest else None):
+                return view.snapshot
+            manifests = await self._models.newest(game, DEFAULT_MODEL, MAX_VERSIONS) if latest else []
+            return await asyncio.to_thread(view.build, newest, manifests)
+
+    def _view(self, game: str) -> View:
+        if (view := self._views.get(game)) is None:
+            view = self._views[game] = View(game, self._store, self._trainer_dir)
+        return view
+
+    # Handlers
+
+    async def stats(self, request: Request) -> Response:
+        game = await self._games.get(request.path_params["game"])
+        return answer(await self.snapshot(game.name))
+
+    async def games(self, request: Request) -> Response:
+        rows = []
+        for game in await self._games.all():
+            s = await self.snapshot(game.name)
+            rows.append(
+                GameInfo(game.name, game.schema, game.env, game.players, s.stats.steps, s.latest, s.return_mean)
+            )
+        return answer(rows)
+
+    async def players(self, request: Request) -> Response:
+        game = await self._games.get(request.path_params["game"])
+        limit = query_int(request, "limit", 100, 1, 1000)
+        return answer(await asyncio.to_thread(self._store.players, game.name, limit))
+
+    async def events(self, request: Request) -> Response:
+        name = request.query_params.get("game")
+        if name is None:
+            raise Refusal(422, "say which game to watch: GET /v1/events?game=NAME")
+        game = await self._games.get(name)
+        if self._stopping or len(self._watchers) >= MAX_WATCHERS:
+            raise Refusal(503, "no more event streams at the moment: poll stats instead", headers={"retry-after": "10"})
+        watcher = Watcher(game.name)
+        latest = await self._models.latest(game.name, DEFAULT_MODEL)
+        watcher.version = latest.manifest.version if latest else None
+        watcher.push(b"retry: 2000\n\n" + _event("stats", msgspec.json.encode(await self.snapshot(game.name))))
+        return _Stream(watcher, self._watchers)
+
+
+def _event(name: str, data: bytes) -> bytes:
+    """JSON has no raw line breaks, so it is one `data` line."""
+    return b"event: " + name.encode() + b"\ndata: " + data + b"\n\n"
+
+
+class _Stream(Response):
+    def __init__(self, watcher: Watcher, watchers: set[Watcher]) -> None:
+        super().__init__(
+            None, headers={"cache-control": "no-store", "x-accel-buffering": "no"}, media_type="text/event-stream"
+        )
+        del self.headers["content-length"]
+        self._watcher = watcher
+        self._watchers = watchers
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        self._watchers.add(self._watcher)
+        gone = asyncio.create_task(self._close_when_gone(receive))
+        try:
+            await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
+            while (event := await self._watcher.next()) is not None:
+                async with asyncio.timeout(SEND_TIMEOUT):
+                    await send({"type": "http.response.body", "body": event, "more_body": True})
+            async with asyncio.timeout(SEND_TIMEOUT):
+                await send({"type": "http.response.body", "body": b""})
+        except TimeoutError:
+            # The reader is there but does not read; closing would wait for it for ever.
+            scope["extensions"]["sparring.abort"]["abort"]()
+        finally:
+            self._watchers.discard(self._watcher)
+            gone.cancel()
+
+    async def _close_when_gone(self, receive: Receive) -> None:
+        while (await receive())["type"] != "http.disconnect":
+            pass
+        self._watcher.close()

@@ -1,0 +1,154 @@
+"""Published models over HTTP: list, latest (polled by every player, so it is cached and answers 304), manifests and
+files, which never change once published."""
+
+import asyncio
+import hashlib
+import time
+from collections import OrderedDict
+from dataclasses import dataclass
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+
+from sparring.api import ModelInfo
+from sparring.errors import InputError
+from sparring.games.spec import NAME
+from sparring.gateway.games import Games
+from sparring.gateway.http import JSON, Blob, Refusal, answer
+from sparring.registry.manifest import Manifest
+from sparring.registry.registry import Registry
+
+__all__ = ["Latest", "Models"]
+
+FRESH = 1.0  # seconds during which `latest` is answered from memory
+MAX_CACHED = 1000
+MAX_CACHED_BYTES = 64 << 20
+# Models are public to web pages of other origins: a browser game loads its bot from here.
+OPEN = {"access-control-allow-origin": "*"}
+FOREVER = {**OPEN, "cache-control": "public, max-age=31536000, immutable"}
+TYPES = {".json": JSON, ".md": "text/markdown; charset=utf-8"}
+
+
+@dataclass(frozen=True)
+class Latest:
+    manifest: Manifest
+    body: bytes
+    etag: str
+
+
+class Models:
+    def __init__(self, registry: Registry, games: Games) -> None:
+        self._registry = registry
+        self._games = games
+        self._latest: OrderedDict[tuple[str, str], tuple[float, asyncio.Task[Latest | None]]] = OrderedDict()
+        self._manifests: OrderedDict[tuple[str, str, int], Manifest] = OrderedDict()
+        self._files: OrderedDict[str, bytes] = OrderedDict()  # by sha256
+
+    async def latest(self, game: str, model: str) -> Latest | None:
+        """At most `FRESH` old. Callers that come while it is being looked up share the answer."""
+        key, now = (game, model), time.monotonic()
+        known = self._latest.get(key)
+        if known is None or (now - known[0] > FRESH and known[1].done()):
+            known = self._latest[key] = now, asyncio.create_task(self._look_up(game, model))
+            self._latest.move_to_end(key)
+            while len(self._latest) > MAX_CACHED:
+                self._latest.popitem(last=False)
+        return await asyncio.shield(known[1])
+
+    async def _look_up(self, game: str, model: str) -> Latest | None:
+        manifest = await asyncio.to_thread(self._registry.latest, game, model)
+        if manifest is None:
+            return None
+        body = msgspec.json.encode(manifest)
+        return Latest(manifest, body, _etag(hashlib.sha256(body).hexdigest()))
+
+    async def manifest(self, game: str, model: str, version: int) -> Manifest:
+        """Of one version, or 404."""
+        key = (game, model, version)
+        if (found := self._manifests.get(key)) is None:
+            try:
+                found = await asyncio.to_thread(self._registry.manifest, *key)
+            except InputError as error:  # not published, or a number that no version has
+                raise Refusal(404, str(error)) from error
+            self._manifests[key] = found
+            while len(self._manifests) > MAX_CACHED:
+                self._manifests.popitem(last=False)
+        return found
+
+    async def newest(self, game: str, model: str, count: int) -> list[Manifest]:
+        """Of the newest versions, oldest first."""
+        versions = await asyncio.to_thread(self._registry.versions, game, model)
+        return [await self.manifest(game, model, version) for version in sorted(versions)[-count:]]
+
+    async def file(self, game: str, model: str, version: int, name: str) -> bytes:
+        manifest = await self.manifest(game, model, version)
+        if (info := manifest.files.get(name)) is None:
+            files = ", ".join(sorted(manifest.files))
+            raise Refusal(404, f"version {version} of {model!r} has no file {name[:100]!r}; it has {files}")
+        if (data := self._files.get(info.sha256)) is None:
+            data = await asyncio.to_thread(self._registry.read, game, model, version, name)
+            self._files[info.sha256] = data
+            size = sum(map(len, self._files.values()))
+            while size > MAX_CACHED_BYTES and len(self._files) > 1:
+                size -= len(self._files.popitem(last=False)[1])
+        else:
+            self._files.move_to_end(info.sha256)
+        return data
+
+    # Handlers
+
+    async def list(self, request: Request) -> Response:
+        game = (await self._games.get(request.path_params["game"])).name
+        rows = []
+        for model in await asyncio.to_thread(self._registry.models, game):
+            versions = await asyncio.to_thread(self._registry.versions, game, model)
+            latest = await self.latest(game, model)
+            rows.append(ModelInfo(model, versions, latest.manifest if latest else None))
+        return answer(rows, headers={**OPEN, "cache-control": "no-cache"})
+
+    async def get_latest(self, request: Request) -> Response:
+        game, model = await self._names(request)
+        if (latest := await self.latest(game, model)) is None:
+            raise Refusal(
+                404,
+                f"{game} has no version of the model {model!r} yet: the trainer publishes one after some play",
+                headers={"retry-after": "2", **OPEN},
+            )
+        headers = {**OPEN, "etag": latest.etag, "cache-control": "no-cache"}
+        if _matches(request, latest.etag):
+            return Response(None, 304, headers)
+        return Response(latest.body, 200, headers, JSON)
+
+    async def get_manifest(self, request: Request) -> Response:
+        game, model = await self._names(request)
+        return answer(await self.manifest(game, model, request.path_params["version"]), headers=FOREVER)
+
+    async def get_file(self, request: Request) -> Response:
+        game, model = await self._names(request)
+        version, name = request.path_params["version"], request.path_params["name"]
+        info = (await self.manifest(game, model, version)).files.get(name)
+        headers = {**FOREVER, "x-content-type-options": "nosniff"}
+        if info is not None:
+            headers["etag"] = _etag(info.sha256)
+            if _matches(request, headers["etag"]):
+                return Response(None, 304, headers)
+        data = await self.file(game, model, version, name)
+        kind = TYPES.get(name[name.rfind(".") :], "application/octet-stream")
+        return Blob(data, 200, headers, kind)
+
+    async def _names(self, request: Request) -> tuple[str, str]:
+        game = await self._games.get(request.path_params["game"])
+        model = request.path_params["model"]
+        if not NAME.fullmatch(model):
+            raise Refusal(404, f"{model[:100]!r} is no model's name: see GET /v1/games/{game.name}/models")
+        return game.name, model
+
+
+def _etag(digest: str) -> str:
+    return f'"{digest}"'
+
+
+def _matches(request: Request, etag: str) -> bool:
+    asked = request.headers.get("if-none-match", "")
+    return any(tag.strip().removeprefix("W/") in (etag, "*") for tag in asked.split(",")) if asked else False

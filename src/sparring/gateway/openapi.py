@@ -1,0 +1,107 @@
+"""The route table's row, and the OpenAPI 3.1 document made of the rows and of the message types."""
+
+import http
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+
+from sparring import __version__
+from sparring.api import Problem
+from sparring.gateway.http import Handler
+
+__all__ = ["Operation", "document"]
+
+PROBLEM = "application/problem+json"
+Schema = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Operation:
+    """One method on one path. `body` and `answer` map media types to message types; `bytes` stands for a raw body."""
+
+    method: str
+    path: str  # as Starlette writes it: {version:int}
+    handler: Handler
+    summary: str
+    answer: dict[str, Any]
+    body: dict[str, Any] = field(default_factory=dict)
+    statuses: dict[int, str] = field(default_factory=lambda: {200: "OK"})  # the good ones
+    errors: tuple[int, ...] = ()
+    query: dict[str, tuple[str, bool, Schema]] = field(default_factory=dict)  # name → (about, required, schema)
+    headers: dict[str, str] = field(default_factory=dict)  # request headers worth knowing
+
+    @property
+    def public_path(self) -> str:
+        return re.sub(r":\w+}", "}", self.path)
+
+
+def document(operations: Sequence[Operation]) -> Schema:
+    messages = {t for op in operations for t in (*op.body.values(), *op.answer.values()) if t is not str}
+    ordered = sorted(messages | {Problem}, key=repr)
+    schemas, components = msgspec.json.schema_components(ordered, ref_template="#/components/schemas/{name}")
+    schema_of = dict(zip(ordered, schemas, strict=True))
+    paths: dict[str, Schema] = {}
+    for op in operations:
+        paths.setdefault(op.public_path, {})[op.method.lower()] = _operation(op, schema_of)
+    return {
+        "openapi": "3.1.0",
+        "info": {
+            "title": "Sparring",
+            "version": __version__,
+            "description": "Train game bots from play: register a game, upload what players did, fetch the newest bot.",
+        },
+        "paths": paths,
+        "components": {"schemas": components},
+    }
+
+
+def _operation(op: Operation, schema_of: dict[Any, Schema]) -> Schema:
+    content = {kind: {"schema": _schema(t, schema_of)} for kind, t in op.answer.items()}
+    responses: dict[str, Schema] = {
+        str(status): {"description": about, **({"content": content} if status != 304 else {})}
+        for status, about in op.statuses.items()
+    }
+    for status in sorted({*op.errors, 500}):
+        responses[str(status)] = {
+            "description": http.HTTPStatus(status).phrase,
+            "content": {PROBLEM: {"schema": schema_of[Problem]}},
+        }
+    name = re.sub(r"\W+", "_", f"{op.method.lower()}{op.public_path}").strip("_")
+    out: Schema = {"summary": op.summary, "operationId": name, "responses": responses}
+    if parameters := _parameters(op):
+        out["parameters"] = parameters
+    if op.body:
+        body = {kind: {"schema": _schema(t, schema_of)} for kind, t in op.body.items()}
+        out["requestBody"] = {"required": True, "content": body}
+    return out
+
+
+def _schema(t: Any, schema_of: dict[Any, Schema]) -> Schema:
+    if t is bytes:
+        return {}  # OpenAPI 3.1: a raw body has no schema
+    return {"type": "string"} if t is str else schema_of[t]
+
+
+def _parameters(op: Operation) -> list[Schema]:
+    found = re.findall(r"{(\w+)(?::(\w+))?}", op.path)
+    parameters: list[Schema] = [
+        {
+            "name": name,
+            "in": "path",
+            "required": True,
+            "schema": {"type": "integer"} if kind == "int" else {"type": "string"},
+        }
+        for name, kind in found
+    ]
+    parameters += [
+        {"name": name, "in": "query", "required": required, "description": about, "schema": schema}
+        for name, (about, required, schema) in op.query.items()
+    ]
+    parameters += [
+        {"name": name, "in": "header", "required": False, "description": about, "schema": {"type": "string"}}
+        for name, about in op.headers.items()
+    ]
+    return parameters
