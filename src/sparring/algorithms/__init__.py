@@ -1,0 +1,38 @@
+"""Algorithms turn batches into better parameters. One file each; they know nothing of files, processes or clusters."""
+
+import difflib
+import importlib
+from typing import Any
+
+from sparring.errors import InputError
+from sparring.games import Discrete, Game
+
+__all__ = ["NAMES", "create", "default_for"]
+
+NAMES = {"dqn": "DQN"}  # module → class; modules load when used, so listing names costs nothing
+
+
+def create(name: str, game: Game, config: dict[str, Any] | None = None) -> Any:
+    """The algorithm, with hyperparameters checked; InputError names what is wrong and the nearest right key."""
+    import msgspec
+
+    if name not in NAMES:
+        near = difflib.get_close_matches(name, NAMES, 1)
+        raise InputError(f"no algorithm {name!r}{f', did you mean {near[0]!r}?' if near else ''}: {', '.join(NAMES)}")
+    module = importlib.import_module(f"sparring.algorithms.{name}")
+    fields = [f.name for f in msgspec.structs.fields(module.Config)]
+    for key in config or {}:
+        if key not in fields:
+            near = difflib.get_close_matches(key, fields, 1)
+            hint = f", did you mean {near[0]!r}?" if near else f"; it has {', '.join(fields)}"
+            raise InputError(f"{name} has no hyperparameter {key!r}{hint}")
+    try:
+        hyperparameters = msgspec.convert(config or {}, module.Config)
+    except msgspec.ValidationError as error:
+        raise InputError(f"algorithm {name}: {error}") from error
+    return getattr(module, NAMES[name])(game, hyperparameters)
+
+
+def default_for(game: Game) -> str | None:
+    """The algorithm that learns a game from the store when nobody chose one; none: not learnable yet."""
+    return "dqn" if isinstance(game.action, Discrete) else None

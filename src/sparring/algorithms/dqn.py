@@ -1,0 +1,112 @@
+"""DQN: deep Q-learning from replayed transitions (Mnih et al. 2015), for Discrete actions.
+
+Options: double estimation (van Hasselt et al. 2016), duelling heads (Wang et al. 2016), n-step returns (Sutton 1988).
+"""
+
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import msgspec
+import numpy as np
+import optax
+
+from sparring.errors import InputError
+from sparring.experience.replay import Batch
+from sparring.games import Discrete, Game
+from sparring.games.spec import Array
+from sparring.networks.functions import Params, init_params, normalise, q_values, torso
+from sparring.networks.policy import Policy
+from sparring.networks.spec import Dense, Layer, QValues, param_shapes
+
+__all__ = ["DQN", "Config", "State"]
+
+
+class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    lr: float = 1e-3  # Adam's step size
+    gamma: float = 0.99  # how much the future counts: ~1/(1−γ) steps ahead
+    batch: int = 128  # transitions per update
+    n_step: int = 3  # rewards summed before bootstrapping: faster credit, slightly off-policy
+    double: bool = True  # choose with the online network, value with the target: less over-estimation
+    duelling: bool = False  # separate value and advantage: helps where many actions are alike
+    tau: float = 0.01  # how fast the target network follows, per update
+    max_grad_norm: float = 10.0
+    replay: int = 100_000  # rows of the replay window
+    learning_starts: int = 500  # transitions before the first update
+    updates_per_step: float = 0.25  # gradient steps per step of experience
+    exploration_initial: float = 1.0  # ε at the start …
+    exploration_final: float = 0.02  # … and after
+    exploration_steps: int = 8_000  # this many steps of experience
+    normalise: bool = True  # observations to mean 0, deviation 1, inside the policy
+    layers: tuple[Layer, ...] = (Dense(64), Dense(64))
+
+
+class State(NamedTuple):
+    params: Params
+    target: Params
+    optimiser: Any
+    updates: jax.Array
+
+
+class DQN:
+    name = "dqn"
+    on_policy = False
+
+    def __init__(self, game: Game, config: Config = Config()) -> None:
+        if not isinstance(game.action, Discrete):
+            raise InputError(
+                f"DQN takes Discrete actions, {game.name} has {type(game.action).__name__}: use sac, td3 or ppo"
+            )
+        self.game, self.config = game, config
+        self.head = QValues(config.duelling)
+        self.shapes = param_shapes(game, config.layers, self.head)
+        self.optimiser = optax.chain(optax.clip_by_global_norm(config.max_grad_norm), optax.adam(config.lr))
+
+    def init(self, key: jax.Array) -> State:
+        params = init_params(key, self.shapes)
+        return State(params, params, self.optimiser.init(params), jnp.zeros((), jnp.int32))
+
+    def exploration(self, steps: int) -> float:
+        """ε after so many steps of experience: linear from initial to final."""
+        c = self.config
+        done = min(steps / max(c.exploration_steps, 1), 1.0)
+        return c.exploration_initial + (c.exploration_final - c.exploration_initial) * done
+
+    def policy(self, state: State, normaliser: dict[str, Array], exploration: float) -> Policy:
+        params = {name: np.asarray(p) for name, p in state.params.items()}
+        return Policy(self.game, self.config.layers, self.head, params | normaliser, exploration)
+
+    def update(self, state: State, normaliser: dict[str, Array], batches: Batch) -> tuple[State, dict[str, jax.Array]]:
+        """One gradient step per leading row of `batches`, fused into one call; metrics are means over them."""
+        return _update(self, state, normaliser, batches)
+
+    def q(self, params: Params, obs: jax.Array) -> jax.Array:
+        return q_values(self.head, params, torso(self.config.layers, params, obs))
+
+    def loss(self, params: Params, target: Params, batch: Batch) -> tuple[jax.Array, dict[str, jax.Array]]:
+        """½(Q(s,a) − y)², y = Σγᵏr + γⁿ Q′(s′, a′); a′ = argmax Q(s′,·) when double, else argmax Q′(s′,·).
+
+        Squared, not Huber: where values are large (CartPole's reach 100), Huber's clipped errors make this a median
+        regression, which does not see rare terminations, and Q grows without bound. The gradient's norm is clipped.
+        """
+        q = jnp.take_along_axis(self.q(params, batch.obs), batch.action[:, None], -1)[:, 0]
+        q_target = self.q(target, batch.next_obs)
+        best = (self.q(params, batch.next_obs) if self.config.double else q_target).argmax(-1)
+        y = batch.reward + batch.discount * jnp.take_along_axis(q_target, best[:, None], -1)[:, 0]
+        loss = 0.5 * jnp.square(q - jax.lax.stop_gradient(y)).mean()
+        return loss, {"loss/q": loss, "q/mean": q.mean()}
+
+
+@partial(jax.jit, static_argnums=0)
+def _update(dqn: DQN, state: State, normaliser: Params, batches: Batch) -> tuple[State, dict[str, jax.Array]]:
+    def step(state: State, batch: Batch) -> tuple[State, dict[str, jax.Array]]:
+        batch = batch._replace(obs=normalise(normaliser, batch.obs), next_obs=normalise(normaliser, batch.next_obs))
+        grads, metrics = jax.grad(dqn.loss, has_aux=True)(state.params, state.target, batch)
+        change, optimiser = dqn.optimiser.update(grads, state.optimiser, state.params)
+        params = optax.apply_updates(state.params, change)
+        target = optax.incremental_update(params, state.target, dqn.config.tau)
+        return State(params, target, optimiser, state.updates + 1), metrics
+
+    state, metrics = jax.lax.scan(step, state, batches)
+    return state, {name: values.mean() for name, values in metrics.items()}

@@ -1,0 +1,73 @@
+"""What every algorithm offers. Off-policy ones learn from batches of replayed transitions, on-policy ones from the
+trajectories of recent policies. State is a NamedTuple of arrays: checkpointed, sharded and compared as a pytree."""
+
+from typing import Any, ClassVar, NamedTuple, Protocol
+
+import jax
+
+from sparring.experience.replay import Batch
+from sparring.games import Game
+from sparring.games.spec import Array
+from sparring.networks.policy import Policy
+
+__all__ = ["Algorithm", "Metrics", "OffPolicyConfig", "OnPolicyConfig", "Trajectories"]
+
+Metrics = dict[str, jax.Array]  # "loss/q", "q/mean", …: scalars, means over the updates of one call
+
+
+class Trajectories(NamedTuple):
+    """Segments of play: (segments, T, …), observations (segments, T + 1, …). `mask` is 0 behind the end of a segment;
+    `terminated` and `ended` are per step. `log_prob` is that of the policy that acted."""
+
+    obs: Any
+    action: Any
+    reward: Any
+    terminated: Any  # the next state is terminal: its value is 0
+    ended: Any  # terminated, or cut (time limit, end of segment): nothing flows back across it
+    log_prob: Any
+    mask: Any
+
+
+class OffPolicyConfig(Protocol):
+    """Hyperparameters that the trainer itself reads."""
+
+    @property
+    def batch(self) -> int: ...
+    @property
+    def gamma(self) -> float: ...
+    @property
+    def n_step(self) -> int: ...
+    @property
+    def replay(self) -> int: ...
+    @property
+    def learning_starts(self) -> int: ...
+    @property
+    def updates_per_step(self) -> float: ...
+    @property
+    def normalise(self) -> bool: ...
+
+
+class OnPolicyConfig(Protocol):
+    @property
+    def steps(self) -> int: ...  # of experience per update
+    @property
+    def normalise(self) -> bool: ...
+
+
+class Algorithm(Protocol):
+    name: ClassVar[str]
+    on_policy: ClassVar[bool]
+    game: Game
+    config: Any  # an OffPolicyConfig or an OnPolicyConfig: a frozen msgspec.Struct named `Config` in the same file
+
+    def init(self, key: jax.Array) -> Any: ...
+
+    def exploration(self, steps: int) -> float:
+        """ε or noise after so many steps of experience; 0 where the policy explores by itself."""
+
+    def policy(self, state: Any, normaliser: dict[str, Array], exploration: float) -> Policy:
+        """What acts: on the host, exportable. `normaliser` is empty or has `normaliser.mean` and `normaliser.std`."""
+
+    def update(self, state: Any, normaliser: dict[str, Array], data: Batch | Trajectories) -> tuple[Any, Metrics]:
+        """Off-policy: one gradient step per leading row of a Batch (updates, batch, …), fused into one call.
+        On-policy: all epochs over these Trajectories."""

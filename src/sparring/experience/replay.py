@@ -1,0 +1,136 @@
+"""The replay window: a ring of rows in memory, filled by fragments, sampled as n-step transitions.
+
+A row is (observation, action, reward, kind). A fragment of T steps takes T + 1 rows; the last has only an observation,
+so a transition's next observation is simply the next row: nothing is stored twice. Sampling is NumPy on the host: one
+gather for many updates costs a few per cent of the updates themselves and needs no copy of the ring on a device.
+"""
+
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from sparring.errors import InputError
+from sparring.experience.fragment import Columns
+from sparring.games import Box, Discrete, Game
+from sparring.games.spec import Array
+from sparring.networks.policy import features
+from sparring.networks.spec import action_size, feature_shape, image_layout
+
+__all__ = ["Batch", "Replay", "encode_action", "encode_obs"]
+
+STEP, TERMINAL, END = 0, 1, 2  # a transition; one whose next state is terminal; an observation without a transition
+
+
+class Batch(NamedTuple):
+    """Transitions as arrays of one leading shape: (batch,) or (updates, batch). NumPy's outside, JAX's inside a jit."""
+
+    obs: Any
+    action: Any
+    reward: Any  # discounted sum over n steps
+    next_obs: Any
+    discount: Any  # γⁿ, or 0 where the episode ended by the game's rules
+
+
+def encode_obs(game: Game, obs: Array) -> Array:
+    """A column of raw observations → rows to learn from: uint8 images (height, width, channels), else flat float32."""
+    space = game.observation
+    if isinstance(space, Box) and space.is_image:
+        h, w, c = image_layout(space)
+        return obs.transpose(0, h + 1, w + 1, c + 1)
+    return features(space, obs)
+
+
+def encode_action(game: Game, action: Array) -> Array:
+    """Game actions → what algorithms learn: indices from 0, or numbers scaled to ±1 where the action has bounds."""
+    if not isinstance(game.action, Box):
+        return action - game.action.start if isinstance(game.action, Discrete) else action
+    flat = action.reshape(len(action), -1).astype(np.float32)
+    low, high = game.action.bounds
+    if low is None or high is None:
+        return flat
+    low, high = low.reshape(-1), high.reshape(-1)
+    return ((flat - low) / (high - low) * 2 - 1).astype(np.float32)
+
+
+class Replay:
+    def __init__(self, game: Game, capacity: int) -> None:
+        if capacity < 2:
+            raise InputError(f"a replay window of {capacity} rows is too small")
+        image = isinstance(game.observation, Box) and game.observation.is_image
+        self.game = game
+        self.capacity = capacity
+        self.obs = np.zeros((capacity, *feature_shape(game.observation)), np.uint8 if image else np.float32)
+        self.action = (
+            np.zeros((capacity, action_size(game.action)), np.float32)
+            if isinstance(game.action, Box)
+            else np.zeros((capacity, *game.action.element.shape), np.int32)
+        )
+        self.reward = np.zeros(capacity, np.float32)
+        self.kind = np.full(capacity, END, np.uint8)
+        self.head = 0  # where the next row goes
+        self.rows = 0
+        self.transitions = 0
+
+    def __len__(self) -> int:
+        return self.transitions
+
+    def add(self, columns: Columns, terminated: bool) -> Array:
+        """Takes a fragment in; returns its encoded observations (for the normaliser)."""
+        steps = len(columns.reward)
+        obs = encode_obs(self.game, columns.obs)
+        if steps + 1 > self.capacity:
+            raise InputError(f"a fragment of {steps} steps does not fit a replay window of {self.capacity} rows")
+        kind = np.full(steps + 1, STEP, np.uint8)
+        kind[-1] = END
+        if terminated:
+            kind[-2] = TERMINAL
+        at = np.arange(self.head, self.head + steps + 1) % self.capacity
+        self.transitions += steps - int((self.kind[at] != END).sum())
+        # The row after the newest one now belongs to a fragment whose beginning is gone or will be: its predecessor
+        # (our END row) is never a transition, so no sample crosses the seam.
+        self.obs[at] = obs
+        self.action[at[:-1]] = encode_action(self.game, columns.action)
+        self.reward[at[:-1]] = columns.reward
+        self.kind[at] = kind
+        self.head = (self.head + steps + 1) % self.capacity
+        self.rows = min(self.rows + steps + 1, self.capacity)
+        return obs
+
+    def sample(
+        self, rng: np.random.Generator, updates: int, batch: int, *, gamma: float = 0.99, n_step: int = 1
+    ) -> Batch:
+        """`updates` batches, uniform over the window's transitions. An n-step sum ends early where its fragment does,
+        and then bootstraps from the last observation there is."""
+        at = self._draw(rng, updates * batch)
+        reward = self.reward[at].copy()
+        discount = np.full(len(at), gamma, np.float32)
+        discount[self.kind[at] == TERMINAL] = 0.0
+        last = at + 1
+        going = self.kind[at] == STEP
+        for _ in range(n_step - 1):
+            row = last % self.capacity
+            going &= self.kind[row] != END
+            reward += np.where(going, discount * self.reward[row], 0.0).astype(np.float32)
+            ended = going & (self.kind[row] == TERMINAL)
+            discount = np.where(ended, 0.0, np.where(going, discount * gamma, discount)).astype(np.float32)
+            last = last + going
+            going &= ~ended
+        shape = (updates, batch)
+        return Batch(
+            obs=self.obs[at].reshape(*shape, *self.obs.shape[1:]),
+            action=self.action[at].reshape(*shape, *self.action.shape[1:]),
+            reward=reward.reshape(shape),
+            next_obs=self.obs[last % self.capacity].reshape(*shape, *self.obs.shape[1:]),
+            discount=discount.reshape(shape),
+        )
+
+    def _draw(self, rng: np.random.Generator, count: int) -> Array:
+        """Rows that hold a transition, uniform: draw, drop the others, draw again for those."""
+        if not self.transitions:
+            raise InputError("the replay window is empty")
+        found = np.empty(0, np.int64)
+        while len(found) < count:
+            missing = count - len(found)
+            draw = rng.integers(0, self.rows, missing + missing // 8 + 8)
+            found = np.concatenate([found, draw[self.kind[draw] != END]])
+        return found[:count]

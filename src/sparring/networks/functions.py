@@ -1,0 +1,99 @@
+"""The JAX form of networks: what the declarative layers compute, and how their arrays begin."""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from sparring.games.spec import Array
+from sparring.networks.policy import CLIP
+from sparring.networks.spec import Conv, Layer, QValues
+
+__all__ = ["Normaliser", "Params", "convolve", "dense", "init_params", "normalise", "q_values", "torso"]
+
+Params = dict[str, Any]  # flat: "torso.0.w" → array; the same names in checkpoints, safetensors and ONNX
+
+ACTIVATIONS: dict[str, Callable[[jax.Array], jax.Array]] = {
+    "relu": jax.nn.relu,
+    "tanh": jnp.tanh,
+    "silu": jax.nn.silu,
+    "linear": lambda x: x,
+}
+
+
+def init_params(key: jax.Array, shapes: dict[str, tuple[int, ...]], head_scale: float = 0.01) -> Params:
+    """Orthogonal weights with gain √2 (Saxe et al. 2014), zero biases; small heads: no action is preferred."""
+    params: Params = {}
+    for name, k in zip(shapes, jax.random.split(key, len(shapes)), strict=True):
+        shape = shapes[name]
+        if name.endswith(".w"):
+            gain = head_scale if "head." in name else 2**0.5
+            flat = jax.nn.initializers.orthogonal(gain)(k, (int(np.prod(shape[:-1])), shape[-1]))
+            params[name] = flat.reshape(shape)
+        else:
+            params[name] = jnp.zeros(shape)
+    return params
+
+
+def torso(layers: tuple[Layer, ...], params: Params, x: jax.Array, prefix: str = "") -> jax.Array:
+    """Features (uint8 images or floats) → the flat vector that the heads see."""
+    if x.dtype == jnp.uint8:
+        x = x.astype(jnp.float32) * (1 / 255)
+    for i, layer in enumerate(layers):
+        w, b = params[f"{prefix}torso.{i}.w"], params[f"{prefix}torso.{i}.b"]
+        z = convolve(x, w, layer.stride) + b if isinstance(layer, Conv) else x.reshape(len(x), -1) @ w + b
+        x = ACTIVATIONS[layer.activation](z)
+    return x.reshape(len(x), -1)
+
+
+def dense(params: Params, name: str, x: jax.Array) -> jax.Array:
+    return x @ params[f"{name}.w"] + params[f"{name}.b"]
+
+
+def convolve(x: jax.Array, w: jax.Array, stride: int) -> jax.Array:
+    """NHWC, no padding."""
+    return jax.lax.conv_general_dilated(x, w, (stride, stride), "VALID", dimension_numbers=("NHWC", "HWIO", "NHWC"))
+
+
+def q_values(head: QValues, params: Params, hidden: jax.Array, prefix: str = "") -> jax.Array:
+    q = dense(params, f"{prefix}head", hidden)
+    if head.duelling:
+        q = q - q.mean(-1, keepdims=True) + dense(params, f"{prefix}head.value", hidden)
+    return q
+
+
+class Normaliser:
+    """Running mean and variance of features, in float64 on the host (Chan et al. 1979): counts grow beyond what float32
+    can add to. Images are not normalised: they are divided by 255."""
+
+    def __init__(self, shape: tuple[int, ...]) -> None:
+        self.count = 0.0
+        self.mean = np.zeros(shape)
+        self.var = np.ones(shape)
+
+    def observe(self, x: Array) -> None:
+        if len(x) == 0:
+            return
+        n, mean, var = float(len(x)), x.mean(0, dtype=np.float64), x.var(0, dtype=np.float64)
+        total = self.count + n
+        delta = mean - self.mean
+        self.var = (self.var * self.count + var * n + delta**2 * self.count * n / total) / total
+        self.mean = self.mean + delta * n / total
+        self.count = total
+
+    @property
+    def params(self) -> dict[str, Array]:
+        """As the policy carries them."""
+        std = np.sqrt(self.var + 1e-8)
+        return {
+            "normaliser.mean": self.mean.astype(np.float32),
+            "normaliser.std": np.where(std < 1e-3, 1.0, std).astype(np.float32),  # a constant input stays what it is
+        }
+
+
+def normalise(params: Params, x: jax.Array) -> jax.Array:
+    if "normaliser.mean" not in params:
+        return x
+    return jnp.clip((x - params["normaliser.mean"]) / params["normaliser.std"], -CLIP, CLIP)
