@@ -8,14 +8,19 @@ from typing import Protocol
 import msgspec
 import numpy as np
 
+from sparring.errors import SparringError
 from sparring.experience import Fragment
 from sparring.games import Game
 
-__all__ = ["Episode", "Outcome", "PlayerStats", "Stats", "Store", "StoreFull", "Tail", "VersionStats"]
+__all__ = ["Episode", "Outcome", "PlayerStats", "Stats", "Store", "StoreBusy", "StoreFull", "Tail", "VersionStats"]
 
 
 class StoreFull(OSError):
     """No room left on the store's disk. Nothing of the append was kept; a later one may succeed."""
+
+
+class StoreBusy(SparringError):
+    """More is waiting for the disk than the store holds in memory. Nothing of the submission was kept; try later."""
 
 
 class Outcome(StrEnum):
@@ -76,16 +81,25 @@ class Store(Protocol):
         """On disk (fsync) when it returns. Raises StoreFull; then nothing of this call was kept."""
 
     def submit(self, fragments: Sequence[Fragment]) -> "Future[list[Outcome]]":
-        """`append` without waiting; concurrent calls share one transaction and one fsync (group commit)."""
+        """`append` without waiting; concurrent calls share one transaction and one fsync (group commit).
+
+        Never blocks and never raises for the fragments' sake: StoreFull, StoreBusy and InputError are the future's.
+        """
 
     def quarantine(self, game: str, player: str, fragment_id: str, reason: str) -> None:
         """Notes a refused fragment. Bounded: only the newest few thousand are kept, all are counted."""
 
     def tail(self, game: str, after: int = 0, limit: int = 1000) -> Tail:
-        """Fragments stored after the cursor, oldest first; misses none, repeats none. `after=-1`: only what comes."""
+        """Fragments stored after the cursor, oldest first; misses none, repeats none. `after=-1`: only what comes.
+
+        Fewer than `limit` may come when they are large; none means that the reader has caught up.
+        """
 
     def sample(self, game: str, steps: int, rng: np.random.Generator) -> list[Fragment]:
-        """Random fragments, uniform over steps, that together hold at least `steps` (or all there are)."""
+        """Random fragments that together hold at least `steps`; all of them, each once, when there are no more.
+
+        Each is drawn with replacement and with a chance in proportion to its steps: uniform over steps.
+        """
 
     def erase(self, game: str, player: str) -> int:
         """Deletes all of a player's fragments for good; how many they were."""
@@ -98,6 +112,6 @@ class Store(Protocol):
     def versions(self, game: str) -> list[VersionStats]: ...
 
     def episodes(self, game: str, after: int = 0, limit: int = 1000) -> list[Episode]:
-        """Finished, complete episodes whose last fragment was stored after the cursor, oldest first."""
+        """Finished, complete episodes whose last fragment to arrive was stored after the cursor, oldest first."""
 
     def close(self) -> None: ...

@@ -1,0 +1,161 @@
+"""A store in memory with the semantics of the durable ones: for unit tests, and as their definition."""
+
+import threading
+import time
+from collections.abc import Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from sparring.errors import InputError, SparringError
+from sparring.experience import Fragment
+from sparring.games import Game
+from sparring.store.arrival import Unfinished, require_checked, require_same, returns
+from sparring.store.protocol import Episode, Outcome, PlayerStats, Stats, Tail, VersionStats
+
+__all__ = ["MemoryStore"]
+
+
+@dataclass
+class _Shelf:
+    """All there is of one game."""
+
+    place: int = 0  # steps ever stored
+    rejected: int = 0
+    fragments: dict[int, Fragment] = field(default_factory=dict)  # by place, in order
+    episodes: dict[int, Episode] = field(default_factory=dict)  # by the place of the fragment that completed it
+    unfinished: dict[tuple[str, str], Unfinished] = field(default_factory=dict)
+    last_seen: dict[str, float] = field(default_factory=dict)
+
+
+class MemoryStore:
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._games: dict[str, Game] = {}
+        self._shelves: dict[str, _Shelf] = {}
+        self._ids: dict[str, Fragment] = {}
+        self._closed = False
+
+    def close(self) -> None:
+        self._closed = True
+
+    def register(self, game: Game) -> None:
+        with self._lock:
+            self._require_open()
+            require_same(self._games.setdefault(game.name, game), game)
+            self._shelves.setdefault(game.name, _Shelf())
+
+    def games(self) -> list[Game]:
+        with self._lock:
+            self._require_open()
+            return [self._games[name] for name in sorted(self._games)]
+
+    def append(self, fragments: Sequence[Fragment]) -> list[Outcome]:
+        require_checked(fragments)
+        with self._lock:
+            self._require_open()
+            for f in fragments:
+                if f.game not in self._shelves:
+                    raise InputError(f"no game {f.game!r} is registered here")
+            return [self._add(f, ret) for f, ret in zip(fragments, returns(fragments), strict=True)]
+
+    def submit(self, fragments: Sequence[Fragment]) -> "Future[list[Outcome]]":
+        future: Future[list[Outcome]] = Future()
+        try:
+            future.set_result(self.append(fragments))
+        except InputError as error:
+            future.set_exception(error)
+        return future
+
+    def _add(self, f: Fragment, ret: float) -> Outcome:
+        if f.id in self._ids:
+            return Outcome.DUPLICATE if self._ids[f.id] == f else Outcome.CONFLICT
+        self._ids[f.id] = f
+        shelf, now = self._shelves[f.game], time.time()
+        shelf.place += f.steps
+        shelf.fragments[shelf.place] = f
+        shelf.last_seen[f.player] = now
+        name = (f.player, f.episode)
+        episode = Unfinished() if f.start == 0 and f.ended else shelf.unfinished.setdefault(name, Unfinished())
+        if episode.add(f, ret):
+            if shelf.unfinished.get(name) is episode:
+                del shelf.unfinished[name]
+            shelf.episodes[shelf.place] = Episode(
+                *name, episode.steps, episode.ret, now, episode.model, episode.version, shelf.place
+            )
+        return Outcome.STORED
+
+    def quarantine(self, game: str, player: str, fragment_id: str, reason: str) -> None:
+        with self._lock:
+            self._require_open()
+            if game in self._shelves:
+                self._shelves[game].rejected += 1
+
+    def tail(self, game: str, after: int = 0, limit: int = 1000) -> Tail:
+        with self._lock:
+            shelf = self._shelf(game)
+            if after < 0:
+                return Tail([], shelf.place)
+            places = [place for place in shelf.fragments if place > after][:limit]
+            return Tail([shelf.fragments[place] for place in places], places[-1] if places else after)
+
+    def sample(self, game: str, steps: int, rng: np.random.Generator) -> list[Fragment]:
+        with self._lock:
+            fragments = list(self._shelf(game).fragments.values())
+        weights = np.array([f.steps for f in fragments], float)
+        if weights.sum() <= steps:
+            return fragments
+        drawn: list[Fragment] = []
+        while sum(f.steps for f in drawn) < steps:
+            drawn.append(fragments[rng.choice(len(fragments), p=weights / weights.sum())])
+        return drawn
+
+    def erase(self, game: str, player: str) -> int:
+        with self._lock:
+            shelf = self._shelf(game)
+            gone = [place for place, f in shelf.fragments.items() if f.player == player]
+            for place in gone:
+                del self._ids[shelf.fragments.pop(place).id]
+                shelf.episodes.pop(place, None)
+            shelf.unfinished = {name: e for name, e in shelf.unfinished.items() if name[0] != player}
+            shelf.last_seen.pop(player, None)
+            return len(gone)
+
+    def stats(self, game: str) -> Stats:
+        with self._lock:
+            shelf = self._shelf(game)
+            fragments = list(shelf.fragments.values())
+            size = sum(len(f.obs) + len(f.action) + len(f.reward) + len(f.log_prob or b"") for f in fragments)
+            steps = sum(f.steps for f in fragments)
+            return Stats(len(fragments), steps, len(shelf.last_seen), size, shelf.rejected)
+
+    def players(self, game: str, limit: int = 100) -> list[PlayerStats]:
+        with self._lock:
+            shelf = self._shelf(game)
+            rows = []
+            for player, last_seen in sorted(shelf.last_seen.items(), key=lambda item: -item[1])[:limit]:
+                steps = [f.steps for f in shelf.fragments.values() if f.player == player]
+                rows.append(PlayerStats(player, len(steps), sum(steps), last_seen))
+            return rows
+
+    def versions(self, game: str) -> list[VersionStats]:
+        with self._lock:
+            steps: dict[tuple[str | None, int | None], list[int]] = {}
+            for f in self._shelf(game).fragments.values():
+                steps.setdefault((f.model, f.version), []).append(f.steps)
+            order = sorted(steps, key=lambda who: (who[0] or "", -1 if who[1] is None else who[1]))
+            return [VersionStats(*who, len(steps[who]), sum(steps[who])) for who in order]
+
+    def episodes(self, game: str, after: int = 0, limit: int = 1000) -> list[Episode]:
+        with self._lock:
+            return [e for place, e in self._shelf(game).episodes.items() if place > after][:limit]
+
+    def _shelf(self, game: str) -> _Shelf:
+        """A game that is not there has nothing."""
+        self._require_open()
+        return self._shelves.get(game) or _Shelf()
+
+    def _require_open(self) -> None:
+        if self._closed:
+            raise SparringError("the store is closed")

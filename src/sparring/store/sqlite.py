@@ -1,0 +1,226 @@
+"""The embedded store: one SQLite file, a row per fragment. Writing is `writer`'s (group commit, one thread), the tables
+are in `tables`; here is what callers see, and reading: any number of threads and processes, at any time (WAL)."""
+
+import os
+import sqlite3
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future
+from contextlib import contextmanager
+from pathlib import Path
+
+import msgspec
+import numpy as np
+
+from sparring.errors import InputError, SparringError
+from sparring.experience import Fragment
+from sparring.games import Game
+from sparring.store import tables
+from sparring.store.arrival import require_checked, returns
+from sparring.store.protocol import Episode, Outcome, PlayerStats, Stats, StoreBusy, Tail, VersionStats
+from sparring.store.tables import PLACES, Arrival, find_game
+from sparring.store.writer import Writer
+
+__all__ = ["SqliteStore"]
+
+ANSWER = 64 << 20  # bytes in one answer of `tail`: fragments of images are large
+
+_encode = msgspec.msgpack.Encoder().encode
+_decode = msgspec.msgpack.Decoder(Fragment).decode
+
+
+class SqliteStore:
+    """A store in the file `path`, made if absent. `readonly` opens one that another process writes."""
+
+    def __init__(self, path: str | os.PathLike[str], *, readonly: bool = False) -> None:
+        self.path = Path(path)
+        self._lock = threading.Lock()
+        self._closed = False
+        self._writer = None if readonly else Writer(self.path)
+        self._idle = [tables.open_reader(self.path)]  # connections that no thread reads with now
+
+    def close(self) -> None:
+        """Writes what was submitted, then closes. Twice is fine."""
+        with self._lock:
+            self._closed = True
+            idle, self._idle = self._idle, []
+        if self._writer is not None:
+            self._writer.close()
+        for db in idle:
+            db.close()
+
+    def register(self, game: Game) -> None:
+        self._writing().call(lambda db: tables.register(db, game))
+
+    def append(self, fragments: Sequence[Fragment]) -> list[Outcome]:
+        return self._writing().append(_arrivals(fragments), wait=True).result()
+
+    def submit(self, fragments: Sequence[Fragment]) -> "Future[list[Outcome]]":
+        try:
+            return self._writing().append(_arrivals(fragments), wait=False)
+        except (InputError, StoreBusy) as error:
+            future: Future[list[Outcome]] = Future()
+            future.set_exception(error)
+            return future
+
+    def quarantine(self, game: str, player: str, fragment_id: str, reason: str) -> None:
+        self._writing().refuse((time.time(), game[:200], player[:200], fragment_id[:200], reason[:1000]))
+
+    def erase(self, game: str, player: str) -> int:
+        """Some at a time, so that appends get through in between; what is stored after it began stays. At the end
+        the write-ahead log is emptied: the bytes are gone from the files, not only from the tables."""
+        writer = self._writing()
+        last = self.tail(game, -1).cursor
+        erased = 0
+        while some := writer.call(lambda db: tables.erase(db, game, player, last)):
+            erased += some
+        writer.call(lambda db: tables.forget(db, game, player), scrub=True)
+        return erased
+
+    def _writing(self) -> Writer:
+        if self._writer is None:
+            raise SparringError(f"the store {self.path} is open for reading only")
+        return self._writer
+
+    def games(self) -> list[Game]:
+        with self._reading() as db:
+            return [Game.from_json(spec) for (spec,) in db.execute("SELECT spec FROM game ORDER BY name")]
+
+    def tail(self, game: str, after: int = 0, limit: int = 1000) -> Tail:
+        with self._reading() as db:
+            key, place = find_game(db, game)
+            if after < 0:
+                return Tail([], place)
+            fragments, size = [], 0
+            rows = db.execute(
+                "SELECT seq - ?1, body FROM fragment WHERE seq > ?1 + ?2 AND seq < ?1 + ?3 ORDER BY seq LIMIT ?4",
+                (key * PLACES, after, PLACES, limit),
+            )
+            for place, body in rows:
+                fragments.append(_decode(body))
+                after = place
+                size += len(body)
+                if size >= ANSWER:
+                    break
+            rows.close()
+            return Tail(fragments, after)
+
+    def sample(self, game: str, steps: int, rng: np.random.Generator) -> list[Fragment]:
+        with self._reading() as db:
+            drawn: list[Fragment] = []
+            missing = steps
+            while missing > 0:
+                (key, place), stats = find_game(db, game), _stats(db, game)
+                if stats.steps <= steps:
+                    rows = db.execute("SELECT body FROM fragment WHERE seq > ? AND seq < ?", _span(key))
+                    return [_decode(body) for (body,) in rows]
+                wanted = missing * stats.fragments // stats.steps + 1
+                probes = wanted * place // stats.steps  # of all steps there ever were: erased ones find nothing
+                if probes <= stats.fragments:
+                    bodies = _probe(db, key, rng.integers(place, size=probes).tolist())
+                else:
+                    bodies = _pick(db, key, wanted, rng)
+                for body in bodies:
+                    drawn.append(_decode(body))
+                    missing -= drawn[-1].steps
+                    if missing <= 0:
+                        break
+            return drawn
+
+    def stats(self, game: str) -> Stats:
+        with self._reading() as db:
+            return _stats(db, game)
+
+    def players(self, game: str, limit: int = 100) -> list[PlayerStats]:
+        with self._reading() as db:
+            rows = db.execute(
+                "SELECT name, fragments, steps, last_seen FROM player WHERE game = ? ORDER BY last_seen DESC LIMIT ?",
+                (find_game(db, game)[0], limit),
+            )
+            return [PlayerStats(*row) for row in rows]
+
+    def versions(self, game: str) -> list[VersionStats]:
+        with self._reading() as db:
+            rows = db.execute(
+                "SELECT nullif(model, ''), nullif(version, -1), fragments, steps FROM actor WHERE game = ?"
+                " ORDER BY model, version",
+                (find_game(db, game)[0],),
+            )
+            return [VersionStats(*row) for row in rows]
+
+    def episodes(self, game: str, after: int = 0, limit: int = 1000) -> list[Episode]:
+        with self._reading() as db:
+            rows = db.execute(
+                "SELECT player.name, e.name, e.steps, e.ret, e.ended, e.model, e.version, e.seq - ?1"
+                " FROM episode e JOIN player ON player.key = e.player"
+                " WHERE e.seq > ?1 + ?2 AND e.seq < ?1 + ?3 ORDER BY e.seq LIMIT ?4",
+                (find_game(db, game)[0] * PLACES, after, PLACES, limit),
+            )
+            return [Episode(*row) for row in rows]
+
+    @contextmanager
+    def _reading(self) -> Iterator[sqlite3.Connection]:
+        """A connection to nobody else. Statements are short and no transaction is held, so the log can start over."""
+        with self._lock:
+            if self._closed:
+                raise SparringError(f"the store {self.path} is closed")
+            db = self._idle.pop() if self._idle else None
+        db = db or tables.open_reader(self.path)
+        try:
+            yield db
+        except sqlite3.Error as error:
+            raise tables.trouble(self.path, error) from error
+        except msgspec.MsgspecError as error:
+            raise SparringError(f"the store {self.path} holds a damaged fragment: {error}") from error
+        finally:
+            self._give_back(db)
+
+    def _give_back(self, db: sqlite3.Connection) -> None:
+        with self._lock:
+            if not self._closed:
+                self._idle.append(db)
+                return
+        db.close()
+
+
+def _arrivals(fragments: Sequence[Fragment]) -> list[Arrival]:
+    """On the caller's thread: the writer's time is everybody's."""
+    require_checked(fragments)
+    try:
+        bodies = [_encode(f) for f in fragments]
+    except (UnicodeEncodeError, OverflowError) as error:
+        raise InputError(f"a fragment cannot be written down: {error}") from error
+    return [Arrival(*parts) for parts in zip(fragments, bodies, returns(fragments), strict=True)]
+
+
+def _stats(db: sqlite3.Connection, game: str) -> Stats:
+    row = db.execute("SELECT fragments, steps, players, bytes, rejected FROM game WHERE name = ?", (game,)).fetchone()
+    return Stats(*row) if row else Stats(0, 0, 0, 0, 0)
+
+
+def _span(game: int) -> tuple[int, int]:
+    return game * PLACES, (game + 1) * PLACES
+
+
+def _probe(db: sqlite3.Connection, game: int, steps: list[int]) -> Iterator[bytes]:
+    """The fragments that hold these steps, counted from the game's first; an erased one has none."""
+    first, end = _span(game)
+    for step in steps:
+        row = db.execute(
+            "SELECT seq - steps <= ?1, body FROM fragment WHERE seq > ?1 AND seq < ?2 ORDER BY seq LIMIT 1",
+            (first + step, end),
+        ).fetchone()
+        if row and row[0]:
+            yield row[1]
+
+
+def _pick(db: sqlite3.Connection, game: int, count: int, rng: np.random.Generator) -> Iterator[bytes]:
+    """Where so much was erased that probes would mostly find nothing: looks at the steps of every fragment left."""
+    rows = db.execute("SELECT seq, steps FROM fragment WHERE seq > ? AND seq < ?", _span(game)).fetchall()
+    ends = np.cumsum([steps for _, steps in rows])
+    steps = rng.integers(ends[-1], size=count) if rows else np.empty(0)
+    for index in np.searchsorted(ends, steps, side="right").tolist():
+        row = db.execute("SELECT body FROM fragment WHERE seq = ?", (rows[index][0],)).fetchone()
+        if row:
+            yield row[0]
