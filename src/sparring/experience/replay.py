@@ -5,6 +5,7 @@ so a transition's next observation is simply the next row: nothing is stored twi
 gather for many updates costs a few per cent of the updates themselves and needs no copy of the ring on a device.
 """
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -76,24 +77,34 @@ class Replay:
 
     def add(self, columns: Columns, terminated: bool) -> Array:
         """Takes a fragment in; returns its encoded observations (for the normaliser)."""
-        steps = len(columns.reward)
-        obs = encode_obs(self.game, columns.obs)
-        if steps + 1 > self.capacity:
-            raise InputError(f"a fragment of {steps} steps does not fit a replay window of {self.capacity} rows")
-        kind = np.full(steps + 1, STEP, np.uint8)
-        kind[-1] = END
-        if terminated:
-            kind[-2] = TERMINAL
-        at = np.arange(self.head, self.head + steps + 1) % self.capacity
-        self.transitions += steps - int((self.kind[at] != END).sum())
-        # The row after the newest one now belongs to a fragment whose beginning is gone or will be: its predecessor
-        # (our END row) is never a transition, so no sample crosses the seam.
-        self.obs[at] = obs
-        self.action[at[:-1]] = encode_action(self.game, columns.action)
-        self.reward[at[:-1]] = columns.reward
-        self.kind[at] = kind
-        self.head = (self.head + steps + 1) % self.capacity
-        self.rows = min(self.rows + steps + 1, self.capacity)
+        return self.extend([columns], [terminated])
+
+    def extend(self, fragments: Sequence[Columns], terminated: Sequence[bool]) -> Array:
+        """Takes fragments in as a few long arrays; returns their encoded observations (for the normaliser)."""
+        lengths = np.array([len(f.reward) + 1 for f in fragments])
+        ends = np.cumsum(lengths) - 1
+        if (total := int(lengths.sum())) > self.capacity:
+            raise InputError(f"{total} rows at once do not fit a replay window of {self.capacity}: add fewer")
+        kind = np.full(total, STEP, np.uint8)
+        kind[ends] = END
+        kind[ends[np.asarray(terminated, bool)] - 1] = TERMINAL
+        steps = kind != END
+        obs = encode_obs(self.game, np.concatenate([f.obs for f in fragments]))
+        action = np.zeros((total, *self.action.shape[1:]), self.action.dtype)
+        action[steps] = encode_action(self.game, np.concatenate([f.action for f in fragments]))
+        reward = np.zeros(total, np.float32)
+        reward[steps] = np.concatenate([f.reward for f in fragments])
+        first = min(total, self.capacity - self.head)  # rows before the ring's end; the rest begins anew
+        for here, there in (
+            (slice(self.head, self.head + first), slice(first)),
+            (slice(total - first), slice(first, None)),
+        ):
+            self.transitions += int(steps[there].sum()) - int((self.kind[here] != END).sum())
+            self.obs[here], self.action[here] = obs[there], action[there]
+            self.reward[here], self.kind[here] = reward[there], kind[there]
+        # Our last row is END, so no sample crosses into the remainder of the fragment that was half overwritten.
+        self.head = (self.head + total) % self.capacity
+        self.rows = min(self.rows + total, self.capacity)
         return obs
 
     def sample(

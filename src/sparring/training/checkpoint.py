@@ -1,0 +1,102 @@
+"""Checkpoints: a directory with the arrays (safetensors) and a JSON page that knows their hash. Written beside its place
+and renamed into it, so there is either the old one or the new one; a flipped bit is noticed. No pickle."""
+
+import hashlib
+import json
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import safetensors
+import safetensors.numpy
+
+from sparring.errors import InputError
+from sparring.games.spec import Array
+
+__all__ = ["exists", "flatten", "load", "save", "unflatten"]
+
+FORMAT = 1
+
+
+def save(path: Path, arrays: dict[str, Array], meta: dict[str, Any]) -> None:
+    """Atomic and on disk when it returns; the checkpoint before is kept as `<path>.old` until the next."""
+    new, old = path.with_name(path.name + ".new"), path.with_name(path.name + ".old")
+    shutil.rmtree(new, ignore_errors=True)
+    new.mkdir(parents=True)
+    # A contiguous copy where needed: safetensors would write the bytes under a view, not the view.
+    data = safetensors.numpy.save({name: np.ascontiguousarray(array) for name, array in arrays.items()})
+    page = {"format": FORMAT, "state_sha256": hashlib.sha256(data).hexdigest(), "meta": meta}
+    page["sha256"] = _digest(page)
+    _write(new / "state.safetensors", data)
+    _write(new / "checkpoint.json", json.dumps(page, indent=1).encode())
+    _sync(new)
+    if path.exists():
+        shutil.rmtree(old, ignore_errors=True)
+        path.rename(old)
+    new.rename(path)
+    _sync(path.parent)
+
+
+def exists(path: Path) -> bool:
+    return path.exists() or path.with_name(path.name + ".old").exists()
+
+
+def load(path: Path) -> tuple[dict[str, Array], dict[str, Any]]:
+    """Arrays and meta. Between the two renames of `save` only `<path>.old` exists: then it is taken."""
+    where = path if path.exists() else path.with_name(path.name + ".old")
+    try:
+        page = json.loads((where / "checkpoint.json").read_bytes())
+        data = (where / "state.safetensors").read_bytes()
+        sound = page["sha256"] == _digest(page) and page["state_sha256"] == hashlib.sha256(data).hexdigest()
+    except FileNotFoundError as error:
+        raise InputError(f"no checkpoint at {path}: {Path(error.filename).name} is missing") from error
+    except (ValueError, KeyError, TypeError) as error:
+        raise InputError(f"the checkpoint {where} is damaged (checkpoint.json cannot be read)") from error
+    if not sound:
+        raise InputError(f"the checkpoint {where} is damaged: its content does not match its hash")
+    if page["format"] != FORMAT:
+        raise InputError(f"the checkpoint {where} has format {page['format']}, this version of Sparring reads {FORMAT}")
+    return safetensors.numpy.load(data), page["meta"]
+
+
+def flatten(tree: Any, prefix: str = "") -> dict[str, Array]:
+    """A pytree of arrays → names and arrays."""
+    leaves = jax.tree_util.tree_flatten_with_path(tree)[0]
+    return {prefix + jax.tree_util.keystr(path): np.asarray(leaf) for path, leaf in leaves}
+
+
+def unflatten(template: Any, arrays: dict[str, Array], prefix: str = "") -> Any:
+    """The pytree of `template`'s form with the arrays of `flatten`; InputError where they are of another form."""
+    leaves, treedef = jax.tree_util.tree_flatten_with_path(template)
+    found = []
+    for path, leaf in leaves:
+        name = prefix + jax.tree_util.keystr(path)
+        array = arrays.get(name)
+        if array is None or array.shape != np.shape(leaf) or array.dtype != np.asarray(leaf).dtype:
+            have = "missing" if array is None else f"{array.dtype}{array.shape}"
+            raise InputError(f"the checkpoint is of another network or algorithm: {name} is {have}")
+        found.append(array)
+    return jax.tree_util.tree_unflatten(treedef, found)
+
+
+def _digest(page: dict[str, Any]) -> str:
+    body = {key: value for key, value in page.items() if key != "sha256"}
+    return hashlib.sha256(json.dumps(body, sort_keys=True).encode()).hexdigest()
+
+
+def _write(path: Path, data: bytes) -> None:
+    with path.open("xb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _sync(directory: Path) -> None:
+    fd = os.open(directory, os.O_RDONLY)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
