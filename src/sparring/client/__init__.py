@@ -1,0 +1,20 @@
+"""What a game ships with: record play, get bots. Needs NumPy, msgspec, urllib3 and, once a bot is loaded, ONNX Runtime;
+nothing of the training stack."""
+
+from sparring.client.bot import Actions, Bot
+from sparring.client.client import Client, Player
+from sparring.client.recorder import Acted
+from sparring.client.server import Refused, SchemaMismatch, Unavailable
+from sparring.client.uploader import Stats
+
+__all__ = [
+    "Acted",
+    "Actions",
+    "Bot",
+    "Client",
+    "Player",
+    "Refused",
+    "SchemaMismatch",
+    "Stats",
+    "Unavailable",
+]

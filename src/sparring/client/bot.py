@@ -1,0 +1,200 @@
+"""Bots: published policies loaded to act. The file holds the whole policy, so a bot needs ONNX Runtime and nothing of
+the training stack; ONNX Runtime itself is imported when the first file is loaded."""
+
+import math
+import threading
+from collections.abc import Callable
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+
+from sparring.client.convert import to_action, to_feed, to_feeds
+from sparring.client.recorder import Acted, Recorder
+from sparring.errors import InputError
+from sparring.games import Box, Discrete, Game
+from sparring.games.spec import Array
+
+__all__ = ["Actions", "Bot", "Loaded", "Policy", "RandomPlay"]
+
+NOISE_BLOCK = 256  # rows of noise drawn at once: one draw costs about as much as 100
+
+
+class Actions(NamedTuple):
+    """A batch of actions: a column, the log-probability of each where they were drawn, and who chose them."""
+
+    action: Array
+    log_prob: Array | None
+    model: str
+    version: int
+
+
+class Policy(Protocol):
+    """One version, ready to act. Stateless: the noise is the caller's."""
+
+    model: str
+    version: int
+
+    def noise(self, rng: np.random.Generator, rows: int) -> Array: ...
+
+    def run(self, feed: dict[str, Array], noise: Array | None) -> tuple[Array, Array | None]:
+        """Columns of actions and, with noise (exploring), of log-probabilities."""
+
+
+class Loaded:
+    """A policy.onnx. Raises InputError when the bytes are not a policy of this game."""
+
+    def __init__(self, data: bytes, game: Game, model: str, version: int) -> None:
+        from sparring.client.onnx_check import check
+
+        self.model, self.version = model, version
+        check(data)
+        self._session, broken = _session(data)
+        metadata = self._session.get_modelmeta().custom_metadata_map
+        if metadata.get("sparring.schema") != game.schema:
+            found = metadata.get("sparring.schema", "none")
+            raise InputError(f"the policy was made for schema {found}, the game {game.name!r} has {game.schema}")
+        noises = {value.name: value.shape for value in self._session.get_overridable_initializers()}
+        outputs = {value.name for value in self._session.get_outputs()}
+        if not isinstance(noises.get("noise", (0, 0))[-1], int) or not {"action", "sampled", "log_prob"} <= outputs:
+            raise InputError("the file is not a Sparring policy: it lacks noise, action, sampled or log_prob")
+        self._noise_size: int = noises.get("noise", (0, 0))[-1]
+        self._uniform = metadata.get("sparring.noise") != "normal"
+        self._has_density = metadata.get("sparring.log_prob") != "none"
+        try:
+            self._try(game)
+        except broken as error:
+            raise InputError(f"the policy does not run: {error}") from error
+
+    def noise(self, rng: np.random.Generator, rows: int) -> Array:
+        draw = rng.random if self._uniform else rng.standard_normal
+        return draw((rows, self._noise_size), np.float32)
+
+    def run(self, feed: dict[str, Array], noise: Array | None) -> tuple[Array, Array | None]:
+        if noise is None:
+            return self._session.run(GREEDY, feed)[0], None
+        feed["noise"] = noise
+        action, log_prob = self._session.run(EXPLORING, feed)
+        return action, log_prob if self._has_density else None
+
+    def _try(self, game: Game) -> None:
+        """Plays one observation, so that a policy that cannot play never replaces one that can; also warms up."""
+        obs = np.zeros(2, game.observation.element)
+        for noise in (None, self.noise(np.random.default_rng(0), 2)):
+            action, _ = self.run(to_feeds(game.observation, obs), noise)
+            expected = (game.action.element.base, (2, *game.action.element.shape))
+            if (action.dtype, action.shape) != expected:
+                raise InputError(f"the policy's actions are {action.dtype}{action.shape}, the game's {expected}")
+
+
+class RandomPlay:
+    """Acts at random over the whole action space: what plays until a version is published. Version 0 of "random".
+    Unbounded actions are drawn from a standard normal distribution."""
+
+    model, version = "random", 0
+
+    def __init__(self, game: Game) -> None:
+        self._space = space = game.action
+        self._size = math.prod(space.element.shape)
+        low, high = space.bounds if isinstance(space, Box) else (None, None)
+        self._low = np.full(space.element.shape, -np.inf) if low is None else low
+        self._high = np.full(space.element.shape, np.inf) if high is None else high
+        self._bounded = not isinstance(space, Box) or bool((self._high - self._low < 1e30).all())
+
+    def noise(self, rng: np.random.Generator, rows: int) -> Array:
+        return (rng.random if self._bounded else rng.standard_normal)((rows, self._size), np.float32)
+
+    def run(self, feed: dict[str, Array], noise: Array | None) -> tuple[Array, Array | None]:
+        assert noise is not None, "random play needs noise"
+        if isinstance(self._space, Box):
+            return self._numbers(self._space, noise)
+        counts = np.array([self._space.n] if isinstance(self._space, Discrete) else self._space.nvec)
+        picks = np.minimum((noise * counts).astype("<i4"), (counts - 1).astype("<i4"))
+        log_prob = np.full(len(noise), -np.log(counts).sum(), "<f4")
+        return (picks[:, 0] + np.int32(self._space.start) if isinstance(self._space, Discrete) else picks), log_prob
+
+    def _numbers(self, space: Box, noise: Array) -> tuple[Array, Array | None]:
+        unit = noise.reshape(-1, *space.shape)
+        if self._bounded:
+            span = self._high - self._low
+            values = np.clip(self._low + unit * span, self._low, self._high)
+            log_prob = np.full(len(unit), -np.log(np.maximum(span, 1e-20)).sum(), "<f4")
+            return values.astype(space.element.base), log_prob
+        values = np.clip(unit, self._low, self._high)  # a bound on one side has no simple density
+        return values.astype(space.element.base), None
+
+
+class Bot:
+    """Acts for one player. `newest` gives the version to use; the bot moves to it between episodes, never within one:
+    an episode has ended when the player's `record` was told so."""
+
+    def __init__(self, game: Game, player: Recorder, newest: Callable[[], Policy], seed: int | None = None) -> None:
+        self._space = game.observation
+        self._feed, self._action = to_feed(game.observation), to_action(game.action)
+        self._player, self._newest = player, newest
+        self._rng = np.random.default_rng(seed)
+        self._lock = threading.Lock()
+        self._use(newest())
+
+    @property
+    def model(self) -> str:
+        """Whose policy acts; "random" until one is published."""
+        return self._policy.model
+
+    @property
+    def version(self) -> int:
+        """Of the model; 0 until one is published."""
+        return self._policy.version
+
+    def act(self, obs: Any, explore: bool = False) -> Any:
+        """One observation as the game gives it → an action as the game takes it."""
+        feed = self._feed(obs)
+        with self._lock:
+            newest = self._newest()
+            if newest is not self._policy and not self._player.in_episode:
+                self._use(newest)
+            policy, noise = self._policy, self._draw() if explore or self._always_random else None
+        column, log_prob = policy.run(feed, noise)
+        drawn = None if log_prob is None else float(log_prob[0])
+        self._player.last_act = column.tobytes(), Acted(policy.model, policy.version, drawn)
+        return self._action(column)
+
+    def act_batch(self, obs: Any, explore: bool = False) -> Actions:
+        """A column of observations (for a Dict: a mapping of columns) → a column of actions, by the newest version.
+        Tell `record` who acted: `acted=Acted(actions.model, actions.version, actions.log_prob[i])`."""
+        policy = self._newest()
+        feed = to_feeds(self._space, obs)
+        rows = len(next(iter(feed.values())))
+        noise = policy.noise(self._rng, rows) if explore or isinstance(policy, RandomPlay) else None
+        return Actions(*policy.run(feed, noise), policy.model, policy.version)
+
+    def _use(self, policy: Policy) -> None:
+        self._policy = policy
+        self._always_random = isinstance(policy, RandomPlay)
+        self._noise, self._next = policy.noise(self._rng, NOISE_BLOCK), 0
+
+    def _draw(self) -> Array:
+        if self._next == NOISE_BLOCK:
+            self._noise, self._next = self._policy.noise(self._rng, NOISE_BLOCK), 0
+        self._next += 1
+        return self._noise[self._next - 1 : self._next]
+
+
+GREEDY, EXPLORING = ["action"], ["sampled", "log_prob"]
+
+
+def _session(data: bytes) -> tuple[Any, tuple[type[Exception], ...]]:
+    """The session, and what ONNX Runtime raises (its errors share no base class)."""
+    import onnxruntime
+    from onnxruntime.capi import onnxruntime_pybind11_state as state
+
+    kinds: list[type[Exception]] = [
+        kind for kind in vars(state).values() if isinstance(kind, type) and issubclass(kind, Exception)
+    ]
+    broken: tuple[type[Exception], ...] = (*kinds, RuntimeError, ValueError)
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = options.inter_op_num_threads = 1
+    options.log_severity_level = 3
+    try:
+        return onnxruntime.InferenceSession(data, options, providers=["CPUExecutionProvider"]), broken
+    except broken as error:
+        raise InputError(f"ONNX Runtime cannot load the policy: {error}") from error

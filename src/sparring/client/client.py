@@ -1,0 +1,279 @@
+"""The client: a game's connection to a Sparring server. Records play, gets bots, and keeps working without either."""
+
+import atexit
+import hashlib
+import os
+import re
+import threading
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import msgspec
+import numpy as np
+
+from sparring import api
+from sparring.client.bot import Bot
+from sparring.client.convert import to_action
+from sparring.client.models import Models, Newest
+from sparring.client.notices import Notices
+from sparring.client.recorder import LAST_ACT, Acted, Recorder
+from sparring.client.server import Refused, SchemaMismatch, Server, Unavailable
+from sparring.client.spool import Spool, write_whole
+from sparring.client.uploader import Stats, Uploader, register
+from sparring.errors import InputError, SparringError
+from sparring.games import Game
+from sparring.games.spec import NAME
+from sparring.registry.manifest import DEFAULT_MODEL
+
+__all__ = ["Client", "Player"]
+
+MSGPACK = {"Content-Type": "application/msgpack", "Accept": "application/msgpack"}
+
+
+class Player(Recorder):
+    """One player of a client: records, and has bots of its own."""
+
+    def __init__(self, client: "Client", name: str, fragment_steps: int) -> None:
+        super().__init__(client.game, name, client._uploader.offer, fragment_steps)
+        self._client = client
+        self._to_action = to_action(client.game.action)
+
+    def bot(self, model: str = DEFAULT_MODEL, version: int | None = None, seed: int | None = None) -> Bot:
+        """The newest published version, or a certain one. See `Client.bot`."""
+        if version is not None:
+            policy = self._client._models.version(model, version)
+            return Bot(self.game, self, lambda: policy, seed)
+        newest = self._client.newest(model)
+        return Bot(self.game, self, lambda: newest.policy, seed)
+
+    def act(self, obs: Any, explore: bool = False, model: str = DEFAULT_MODEL) -> Any:
+        """Asks the server for an action. Raises Unavailable when it does not answer, InputError when it refuses."""
+        ask = api.Act(obs=self._obs_bytes(obs), schema=self.game.schema, model=model, explore=explore)
+        body = msgspec.msgpack.encode(ask)
+        answer = self._client._server.request("POST", "games", self.game.name, "act", body=body, headers=MSGPACK)
+        told = answer.decode(api.Actions)
+        element = self.game.action.element
+        try:
+            column = np.asarray(told.action).astype(element.base).reshape(1, *element.shape)
+        except (ValueError, TypeError) as error:
+            raise Unavailable(f"{answer.origin} sent an action that does not fit the game: {error}") from error
+        drawn = told.log_prob[0] if told.log_prob else None
+        self.last_act = column.tobytes(), Acted(told.model, told.version, drawn)
+        return self._to_action(column)
+
+
+class Client:
+    """`game`: the name of a game that the server knows, or a Game (or the path of its JSON) to register there.
+
+    directory       where unsent play and downloaded bots are kept; $SPARRING_CLIENT_DIR or ~/.sparring/client if none
+    fragment_steps  steps per uploaded fragment at most; an episode's end always ends one
+    max_age         seconds after which steps are sent although the fragment is not full
+    timeout         seconds to wait for an answer
+    refresh         seconds between looks for a newer bot
+    queue_bytes     bound of unsent play in memory; beyond it, it goes to disk
+    spool_bytes     bound of unsent play on disk; beyond it, the oldest is dropped and counted
+    """
+
+    def __init__(
+        self,
+        url: str,
+        game: Game | str | Path,
+        player: str,
+        *,
+        directory: str | Path | None = None,
+        fragment_steps: int = 100,
+        max_age: float = 2.0,
+        timeout: float = 10.0,
+        refresh: float = 5.0,
+        queue_bytes: int = 64 << 20,
+        spool_bytes: int = 256 << 20,
+    ) -> None:
+        self._server = Server(url, timeout)
+        self._notices = Notices()
+        self._fragment_steps, self._max_age, self._refresh = fragment_steps, max_age, refresh
+        root = Path(directory or os.environ.get("SPARRING_CLIENT_DIR") or Path.home() / ".sparring" / "client")
+        declared = _declared(game)
+        name = declared.name if declared is not None else str(game).replace("/", "-")
+        if not NAME.fullmatch(name):
+            raise InputError(f"{name!r} is no game's name: use letters, digits, '.', '_' and '-'")
+        self.directory = root / _folder(self._server.url) / name
+        if declared is not None:
+            self.game, registered = declared, self._register(declared)
+        else:
+            self.game, registered = self._look_up(name), True
+        self._models = Models(self._server, self.game, self.directory / "bots", self._notices)
+        self._lock = threading.Lock()
+        self._newest: dict[str, Newest] = {}
+        self._players: dict[str, Player] = {}
+        self._uploader = Uploader(
+            self._server,
+            self.game,
+            Spool(self.directory / "spool", spool_bytes),
+            declared=declared is not None,
+            registered=registered,
+            queue_bytes=queue_bytes,
+            notices=self._notices,
+            tick=self._tick,
+        )
+        self._closed = False
+        self._me = self.player(player)
+        self._uploader.start()
+        atexit.register(self.close, 2.0)  # a game that just ends loses nothing either
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self.close()
+
+    def record(
+        self,
+        obs: Any,
+        action: Any,
+        reward: float,
+        terminated: bool,
+        truncated: bool,
+        next_obs: Any,
+        *,
+        acted: Acted | None = LAST_ACT,
+    ) -> None:
+        """Keeps one step for upload; costs microseconds. See `Recorder.record`."""
+        self._me.record(obs, action, reward, terminated, truncated, next_obs, acted=acted)
+
+    def end_episode(self) -> None:
+        """The player left, or the game was reset, without a last step that said so."""
+        self._me.end_episode()
+
+    def bot(self, model: str = DEFAULT_MODEL, version: int | None = None, seed: int | None = None) -> Bot:
+        """The newest published version, which the bot follows from episode to episode, or the one asked for.
+
+        Without a server the version last used on this machine, without that one that plays at random (its version is
+        0) until there is a better one. Waits for the download: ask before the game begins.
+        """
+        return self._me.bot(model, version, seed)
+
+    def act(self, obs: Any, explore: bool = False, model: str = DEFAULT_MODEL) -> Any:
+        """Asks the server for an action; waits for its answer."""
+        return self._me.act(obs, explore, model)
+
+    def player(self, name: str) -> Player:
+        """Another player in this process, over the same connection. The same name gives the same player."""
+        if self._closed:
+            raise SparringError("the client is closed")
+        if name not in self._players:
+            self._players[name] = Player(self, name, self._fragment_steps)
+        return self._players[name]
+
+    @property
+    def stats(self) -> Stats:
+        return self._uploader.stats
+
+    @property
+    def away(self) -> bool:
+        """Whether the server could not take the last upload."""
+        return self._uploader.away
+
+    def flush(self, timeout: float = 10.0) -> bool:
+        """Sends what was recorded so far, also what earlier processes left; whether all of it arrived in time."""
+        for player in list(self._players.values()):
+            player.cut()
+        return self._uploader.flush(timeout)
+
+    def wait_for_room(self, limit: int = 1 << 20, timeout: float = 1.0) -> bool:
+        """For players faster than the server: waits while it is away or more than `limit` bytes are unsent."""
+        return self._uploader.wait_for_room(limit, timeout)
+
+    def newest(self, model: str = DEFAULT_MODEL) -> Newest:
+        """The version that this client's bots of `model` move to between episodes."""
+        with self._lock:
+            if model not in self._newest:
+                self._newest[model] = Newest(self._models, model, self._refresh)
+            return self._newest[model]
+
+    def close(self, timeout: float = 5.0) -> None:
+        """Open episodes end as truncated; what cannot be sent within `timeout` stays on disk for the next client."""
+        if self._closed:
+            return
+        self._closed = True
+        atexit.unregister(self.close)
+        for player in self._players.values():
+            player.closed = True
+            player.end_episode()
+        self._uploader.close(timeout)
+        self._server.close()
+
+    def _tick(self) -> None:
+        for player in list(self._players.values()):
+            player.cut(self._max_age)
+        if not self._closed:
+            for newest in list(self._newest.values()):
+                newest.refresh_if_due()
+
+    def _register(self, game: Game) -> bool:
+        """Whether the server knows the game now. SchemaMismatch when it knows another one by that name."""
+        try:
+            known = register(self._server, game)
+        except Unavailable as error:
+            self._notices.warn(f"{error}. Play is kept in {self.directory / 'spool'} and sent when it is back")
+            return False
+        except Refused as error:
+            if error.status == 409:
+                raise SchemaMismatch(str(error)) from error
+            raise
+        if known.schema != game.schema:
+            raise SchemaMismatch(_mismatch(game, known))
+        return True
+
+    def _look_up(self, name: str) -> Game:
+        kept = self.directory / "game.json"
+        try:
+            game = self._server.request("GET", "games", name).decode(Game)
+        except Refused as error:
+            if error.status != 404:
+                raise
+            raise InputError(
+                f"{self._server.url} does not know the game {name!r}: pass a Game, or the path of its declaration, to "
+                f"register it (for a Gymnasium game: sparring.games.catalog.load({name!r}))"
+            ) from error
+        except Unavailable as error:
+            if not kept.is_file():
+                raise Unavailable(
+                    f"{error}. The game {name!r} was never used on this machine, so there is nothing to go on with: "
+                    "start the server, or pass a Game"
+                ) from error
+            self._notices.warn(f"{error}. Going on with the game as it was known last")
+            return Game.from_json(kept.read_bytes())
+        try:
+            write_whole(kept, game.to_json())
+        except OSError as error:
+            self._notices.warn(f"cannot write {kept} ({error}): without a server the game {name!r} will be unknown")
+        return game
+
+
+def _declared(game: Game | str | Path) -> Game | None:
+    """A game that comes with its spaces, or None for a mere name."""
+    if isinstance(game, Game):
+        return game
+    path = Path(game)
+    if path.suffix != ".json":
+        return None
+    try:
+        return Game.from_json(path.read_bytes())
+    except OSError as error:
+        raise InputError(f"cannot read the game declaration {path}: {error.strerror}") from error
+
+
+def _folder(url: str) -> str:
+    """A readable folder name per server."""
+    return (
+        f"{re.sub(r'[^A-Za-z0-9.]+', '-', url.partition('//')[2])[:60]}-{hashlib.sha256(url.encode()).hexdigest()[:8]}"
+    )
+
+
+def _mismatch(ours: Game, theirs: Game) -> str:
+    which = [name for name in ("observation", "action", "players") if getattr(ours, name) != getattr(theirs, name)]
+    return (
+        f"the server knows {ours.name!r} with schema {theirs.schema}, this client has {ours.schema}; "
+        f"they differ in: {', '.join(which)}. Use the server's spaces, or another name for the game"
+    )

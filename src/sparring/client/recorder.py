@@ -1,0 +1,197 @@
+"""One player's steps → fragments. `record` only copies bytes into lists under a lock that nobody holds for long;
+building, compressing and sending happen in the uploader's thread."""
+
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from sparring.client.convert import to_bytes
+from sparring.errors import InputError, SparringError
+from sparring.experience import Fragment, new_id
+from sparring.experience.fragment import REWARD
+from sparring.experience.validate import MAX_NAME, MAX_STEPS
+from sparring.games import Game
+
+__all__ = ["LAST_ACT", "Acted", "Cut", "Recorder"]
+
+MAX_FRAGMENT_BYTES = 1 << 20  # of observations: images are cut more often, so that a request stays small
+
+
+class Acted(NamedTuple):
+    """Who chose an action: a model's version, and the log-probability with which it did, if it drew one."""
+
+    model: str
+    version: int
+    log_prob: float | None = None
+
+
+LAST_ACT = Acted("", -1)  # stands for: the player's bot if the action is what it last said, else a human
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """A fragment's parts, not yet joined: joining costs time that the game's loop need not spend."""
+
+    id: str
+    game: Game
+    player: str
+    episode: str
+    start: int
+    time: float
+    obs: list[bytes]
+    action: list[bytes]
+    reward: list[float]
+    log_prob: list[float] | None
+    by: tuple[str, int] | None
+    terminated: bool
+    truncated: bool
+
+    @property
+    def size(self) -> int:
+        return len(self.obs) * len(self.obs[0]) + len(self.action) * (len(self.action[0]) + 8) + 200
+
+    def fragment(self) -> Fragment:
+        model, version = self.by or (None, None)
+        return Fragment(
+            id=self.id,
+            game=self.game.name,
+            schema=self.game.schema,
+            player=self.player,
+            episode=self.episode,
+            start=self.start,
+            time=self.time,
+            steps=len(self.action),
+            obs=b"".join(self.obs),
+            action=b"".join(self.action),
+            reward=np.array(self.reward, REWARD).tobytes(),
+            terminated=self.terminated,
+            truncated=self.truncated,
+            log_prob=None if self.log_prob is None else np.array(self.log_prob, REWARD).tobytes(),
+            model=model,
+            version=version,
+        )
+
+
+class Recorder:
+    """`offer` takes finished cuts. A recorder belongs to one thread of the game; the uploader's thread only cuts."""
+
+    def __init__(self, game: Game, player: str, offer: Callable[[Cut], None], fragment_steps: int = 100) -> None:
+        if not (0 < len(player) <= MAX_NAME and player.isprintable()):
+            raise InputError(f"the player's name must be 1..{MAX_NAME} printable characters, got {player!r}")
+        if not 1 <= fragment_steps <= MAX_STEPS:
+            raise InputError(f"fragment_steps must be 1..{MAX_STEPS}, got {fragment_steps}")
+        self.name = player
+        self.game = game
+        self.closed = False
+        self.last_act: tuple[bytes, Acted] | None = None  # the action as bytes; set by this player's bots
+        self._offer = offer
+        self._max_steps = min(fragment_steps, max(1, MAX_FRAGMENT_BYTES // game.observation.element.itemsize))
+        self._obs_bytes = to_bytes(game.observation, "observation")
+        self._action_bytes = to_bytes(game.action, "action")
+        self._lock = threading.Lock()
+        self._episode = ""
+        self._step = 0  # of the episode: the number of the next one
+        self._by: tuple[tuple[str, int] | None, bool] = (None, False)
+        self._time = self._since = 0.0
+        self._empty()
+
+    @property
+    def in_episode(self) -> bool:
+        return self._step > 0
+
+    def record(
+        self,
+        obs: Any,
+        action: Any,
+        reward: float,
+        terminated: bool,
+        truncated: bool,
+        next_obs: Any,
+        *,
+        acted: Acted | None = LAST_ACT,
+    ) -> None:
+        """Keeps one step. Raises InputError when a value does not fit the game's spaces.
+
+        The step is the bot's when `action` is what this player's bot last said, else a human's. `acted` says it
+        outright: an `Acted` for a policy that you ran yourself, None for a human (who, say, followed the bot's hint).
+        """
+        if self.closed:
+            raise SparringError(f"the client of player {self.name!r} is closed: it records no more steps")
+        before, chosen, after = self._obs_bytes(obs), self._action_bytes(action), self._obs_bytes(next_obs)
+        try:
+            gain = float(reward)
+        except (TypeError, ValueError) as error:
+            raise InputError(f"reward: expected a number, got {reward!r}") from error
+        if acted is LAST_ACT:
+            last = self.last_act
+            acted = last[1] if last is not None and last[0] == chosen else None
+        self.last_act = None
+        by = (None, False) if acted is None else ((acted.model, acted.version), acted.log_prob is not None)
+        with self._lock:
+            if self._action and (by != self._by or before != self._obs[-1]):
+                self._cut()  # a fragment has one actor, and each observation is what the action before it led to
+            if not self._action:
+                self._open(before, by)
+            self._obs.append(after)
+            self._action.append(chosen)
+            self._reward.append(gain)
+            if acted is not None and acted.log_prob is not None:
+                self._log_prob.append(acted.log_prob)
+            self._time = time.time()
+            self._step += 1
+            if terminated or truncated:
+                self._cut(bool(terminated), bool(truncated))
+                self._step = 0
+            elif len(self._action) >= self._max_steps:
+                self._cut()
+
+    def end_episode(self) -> None:
+        """The player left, or the game was reset, without a last step that said so: what is open ends as truncated."""
+        with self._lock:
+            if self._action:
+                self._cut(truncated=True)
+            self._step = 0
+
+    def cut(self, older_than: float | None = None) -> None:
+        """Hands over the steps so far, if the first of them is older than this many seconds; the episode goes on."""
+        with self._lock:
+            if self._action and (older_than is None or time.monotonic() - self._since >= older_than):
+                self._cut()
+
+    def _open(self, first: bytes, by: tuple[tuple[str, int] | None, bool]) -> None:
+        if self._step == 0:
+            self._episode = new_id()
+        self._obs.append(first)
+        self._by = by
+        self._since = time.monotonic()
+
+    def _cut(self, terminated: bool = False, truncated: bool = False) -> None:
+        by, drawn = self._by
+        self._offer(
+            Cut(
+                id=new_id(self._time),
+                game=self.game,
+                player=self.name,
+                episode=self._episode,
+                start=self._step - len(self._action),
+                time=self._time,
+                obs=self._obs,
+                action=self._action,
+                reward=self._reward,
+                log_prob=self._log_prob if drawn else None,
+                by=by,
+                terminated=terminated,
+                truncated=truncated,
+            )
+        )
+        self._empty()
+
+    def _empty(self) -> None:
+        self._obs: list[bytes] = []
+        self._action: list[bytes] = []
+        self._reward: list[float] = []
+        self._log_prob: list[float] = []

@@ -1,0 +1,354 @@
+"""Sends cuts to the server from one background thread: batches, compresses, retries, and keeps on disk what the server
+cannot take now. Nothing is forgotten before the server acknowledged or refused it, or a bound was reached (counted)."""
+
+import random
+import threading
+import time
+import zlib
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from sparring.api import Rejected, Uploaded
+from sparring.client.notices import Notices, log
+from sparring.client.recorder import Cut
+from sparring.client.server import Refused, Server, Unavailable
+from sparring.client.spool import Spool
+from sparring.experience import wire
+from sparring.experience.fragment import Fragment
+from sparring.games import Game
+
+__all__ = ["Stats", "Uploader", "register"]
+
+TICK = 0.2  # a fragment waits at most this long for others to share its request
+MAX_FRAGMENTS = 50
+MAX_BYTES = 2 << 20  # of a request before compression; a single larger fragment goes alone
+SPOOL_AFTER = 5.0  # while the server is away: seconds that a kill of the process may cost
+FIRST_DELAY, MAX_DELAY = 0.5, 60.0
+RESCAN = 10.0
+HEADERS = {"Content-Type": "application/msgpack", "Content-Encoding": "gzip"}
+
+
+@dataclass(frozen=True, slots=True)
+class Stats:
+    """Counts of fragments since the client began, and what waits now."""
+
+    uploaded: int = 0  # acknowledged: on the server's disk
+    duplicates: int = 0  # acknowledged: were there already
+    rejected: int = 0  # refused by the server for good
+    dropped: int = 0  # given up: the bounds of memory or disk were reached
+    queued: int = 0  # waiting in memory
+    queued_bytes: int = 0
+    spooled: int = 0  # waiting on disk, also from earlier processes
+
+
+def register(server: Server, game: Game, timeout: float | None = None) -> Game:
+    """Makes the game known; the server's own idea of it comes back. Refused (409) when the schemas differ."""
+    answer = server.request("PUT", "games", game.name, body=game.to_json(), headers=JSON, timeout=timeout)
+    return answer.decode(Game)
+
+
+JSON = {"Content-Type": "application/json"}
+
+
+class Uploader:
+    """`declared`: the client brought the game, so it may teach it to a server that does not know it; `registered`: the
+    server knows it. `tick` is called often, in the background thread."""
+
+    def __init__(
+        self,
+        server: Server,
+        game: Game,
+        spool: Spool,
+        *,
+        declared: bool,
+        registered: bool,
+        queue_bytes: int,
+        notices: Notices,
+        tick: Callable[[], None],
+    ) -> None:
+        self._server, self._game, self._spool, self._notices, self._tick = server, game, spool, notices, tick
+        self._declared, self._registered = declared, registered
+        self._limit = queue_bytes
+        self._changed = threading.Condition()  # guards everything below
+        self._queue: deque[Cut] = deque()
+        self._queued_bytes = 0
+        self._in_flight: list[Cut] = []
+        self._stats = Stats()
+        self._failures = 0 if registered else 1
+        self._retry_at = 0.0
+        self._next_scan = time.monotonic() + RESCAN
+        self._hurry = False
+        self._deadline: float | None = None  # of a close
+        self._abandoned = False
+        self._thread = threading.Thread(target=self._run, name="sparring-upload", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def offer(self, cut: Cut) -> None:
+        """Never waits for the network or the disk."""
+        with self._changed:
+            self._queue.append(cut)
+            self._queued_bytes += cut.size
+            lost = 0
+            while self._queued_bytes > self._limit and self._queue:
+                self._queued_bytes -= self._queue.popleft().size
+                lost += 1
+            if len(self._queue) >= MAX_FRAGMENTS or self._queued_bytes >= MAX_BYTES:
+                self._changed.notify_all()
+        if lost:
+            self._drop(lost, f"{self._limit} bytes of play wait in memory already")
+
+    @property
+    def stats(self) -> Stats:
+        with self._changed:
+            return replace(
+                self._stats,
+                queued=len(self._queue) + len(self._in_flight),
+                queued_bytes=self._queued_bytes + sum(cut.size for cut in self._in_flight),
+                spooled=len(self._spool),
+            )
+
+    @property
+    def away(self) -> bool:
+        """The last try failed, and the next one is not due or not done."""
+        return self._failures > 0
+
+    def flush(self, timeout: float) -> bool:
+        """Waits until everything is with the server; False when that did not happen in time."""
+        with self._changed:
+            self._hurry, self._retry_at = True, 0.0
+            self._changed.notify_all()
+            return self._changed.wait_for(self._idle, timeout)
+
+    def wait_for_room(self, limit: int, timeout: float) -> bool:
+        """Waits while the server is away or more than `limit` bytes are queued."""
+        with self._changed:
+            return self._changed.wait_for(lambda: not self.away and self._queued_bytes <= limit, timeout)
+
+    def close(self, timeout: float) -> None:
+        """Sends what it can within `timeout` and leaves the rest on disk."""
+        with self._changed:
+            self._deadline, self._retry_at = time.monotonic() + timeout, 0.0
+            self._changed.notify_all()
+        self._thread.join(timeout + TICK)
+        with self._changed:
+            self._abandoned = True  # a thread that still hangs in a request must not touch the rest
+            left = [*self._in_flight, *self._queue]
+            self._in_flight = []
+            self._queue.clear()
+            self._queued_bytes = 0
+        while left:
+            batch, left = left[:MAX_FRAGMENTS], left[MAX_FRAGMENTS:]
+            self._keep(_body([cut.fragment() for cut in batch]), batch)
+
+    # From here on: the background thread.
+
+    def _run(self) -> None:
+        while not self._abandoned:
+            with self._changed:
+                if not (self._hurry or self._deadline):
+                    self._changed.wait(TICK)
+                self._hurry = False
+                closing = self._deadline is not None
+            self._tick()
+            self._send_all()
+            with self._changed:
+                self._changed.notify_all()
+                if closing:
+                    return
+
+    def _send_all(self) -> None:
+        """Until nothing is left, or the server cannot take it."""
+        while not self._abandoned:
+            if self._must_wait():
+                self._spill()
+                return
+            try:
+                if not self._send_one():
+                    return
+            except Unavailable as error:
+                self._failed(error)
+
+    def _must_wait(self) -> bool:
+        now = time.monotonic()
+        return now < self._retry_at or (self._deadline is not None and now >= self._deadline)
+
+    def _send_one(self) -> bool:
+        """One request: the oldest file on disk, else the oldest cuts in memory. False: there is nothing."""
+        if self._queued_bytes > self._limit // 2:
+            self._spill()  # the server is slower than the game: better on disk than over the bound
+        if time.monotonic() > self._next_scan:
+            self._spool.scan()
+            self._next_scan = time.monotonic() + RESCAN
+        if self._spool and self._send_file():
+            return True
+        batch = self._take()
+        if not batch:
+            self._probe()
+            return False
+        body = _body([cut.fragment() for cut in batch])
+        try:
+            self._deliver(body, len(batch))
+        except Unavailable:
+            if self._landed():
+                self._keep(body, batch)
+            raise
+        self._landed()
+        return True
+
+    def _send_file(self) -> bool:
+        """False: another process is sending, or has sent, what is there."""
+        try:
+            with self._spool.sending() as mine:
+                found = self._spool.oldest() if mine else None
+                if found is None:
+                    return False
+                path, body, count = found
+                self._deliver(body, count)
+                self._spool.remove(path)
+                return True
+        except OSError as error:
+            self._notices.warn(f"cannot read {self._spool.directory}: {error}")
+            return False
+
+    def _take(self) -> list[Cut]:
+        """Moves up to a request's worth of cuts from the queue to `_in_flight`."""
+        with self._changed:
+            size = 0
+            while self._queue and len(self._in_flight) < MAX_FRAGMENTS:
+                size += self._queue[0].size
+                if self._in_flight and size > MAX_BYTES:
+                    break
+                cut = self._queue.popleft()
+                self._queued_bytes -= cut.size
+                self._in_flight.append(cut)
+            return list(self._in_flight)
+
+    def _landed(self) -> bool:
+        """The request is over. False: meanwhile `close` gave up on this thread and kept the batch itself."""
+        with self._changed:
+            self._in_flight = []
+            self._changed.notify_all()
+            return not self._abandoned
+
+    def _deliver(self, body: bytes, count: int, again: bool = True) -> None:
+        """Returns when each fragment is acknowledged or refused; raises Unavailable when neither is certain."""
+        if not self._registered:
+            self._register()
+        try:
+            answer = self._server.request(
+                "POST", "games", self._game.name, "fragments", body=body, headers=HEADERS, timeout=self._timeout()
+            )
+            done = answer.decode(Uploaded)
+        except Refused as error:
+            if error.status == 413 and count > 1:
+                return self._deliver_halves(body)
+            if error.status == 404 and self._declared and again:
+                self._registered = False  # the server lost its games: teach it again
+                return self._deliver(body, count, again=False)
+            reasons = {refused.reason: refused for refused in error.problem.rejected}
+            done = Uploaded(0, 0, list(reasons.values()) or [Rejected(0, "", error.status, str(error))])
+        self._succeeded()
+        for rejected in done.rejected:
+            self._notices.warn(f"the server refuses play of {self._game.name!r} for good: {rejected.reason}")
+        with self._changed:
+            self._stats = replace(
+                self._stats,
+                uploaded=self._stats.uploaded + done.accepted,
+                duplicates=self._stats.duplicates + done.duplicates,
+                rejected=self._stats.rejected + count - done.accepted - done.duplicates,
+            )
+
+    def _deliver_halves(self, body: bytes) -> None:
+        fragments = wire.decode(wire.decompress(body, "gzip", 1 << 30))
+        half = len(fragments) // 2
+        for part in (fragments[:half], fragments[half:]):
+            self._deliver(_body(part), len(part))
+
+    def _register(self) -> None:
+        try:
+            register(self._server, self._game, self._timeout())
+        except Refused as error:
+            self._notices.warn(f"the server refuses the game {self._game.name!r}: {error}")
+        self._registered = True  # refused: the uploads that follow will be too, and are counted then
+
+    def _probe(self) -> None:
+        """Nothing to send: asks whether a server that was away is back, for those who wait for it."""
+        if not self._failures or self._deadline is not None:
+            return
+        try:
+            if self._registered:
+                self._server.request("GET", "games", self._game.name)
+            else:
+                self._register()
+        except Refused as error:
+            log.debug("%s is there: %s", self._server.url, error)
+        self._succeeded()
+
+    def _timeout(self) -> float:
+        if self._deadline is None:
+            return self._server.timeout
+        return min(self._server.timeout, max(0.1, self._deadline - time.monotonic()))
+
+    def _succeeded(self) -> None:
+        if self._failures:
+            log.info("%s is back", self._server.url)
+            self._failures = 0
+
+    def _failed(self, error: Unavailable) -> None:
+        self._failures += 1
+        delay = min(MAX_DELAY, FIRST_DELAY * 2 ** (self._failures - 1)) * random.uniform(0.5, 1.5)
+        if error.retry_after is not None:
+            delay = error.retry_after * random.uniform(1.0, 1.2) + 0.01
+        self._retry_at = time.monotonic() + delay
+        self._notices.warn(f"{error}. Play goes on; it is kept in {self._spool.directory} and sent later")
+
+    def _spill(self) -> None:
+        """Queue → disk: all of it when there is much or time is short, else only what has waited long enough."""
+        while not self._abandoned:
+            with self._changed:
+                closing = self._deadline is not None
+                waited = time.time() - self._queue[0].time if self._queue else 0.0
+                full = len(self._queue) >= MAX_FRAGMENTS or self._queued_bytes >= MAX_BYTES
+            if not (closing or full or waited >= SPOOL_AFTER):
+                return
+            batch = self._take()
+            if not batch:
+                return
+            kept = self._keep(_body([cut.fragment() for cut in batch]), batch)
+            self._landed()
+            if not kept:
+                return
+
+    def _keep(self, body: bytes, batch: list[Cut]) -> bool:
+        """Batch → disk; back to the queue's head when the disk will not have it."""
+        try:
+            dropped = self._spool.put(body, len(batch))
+        except OSError as error:
+            self._notices.warn(f"cannot keep play in {self._spool.directory} ({error}); it waits in memory")
+            with self._changed:
+                if self._abandoned:
+                    self._stats = replace(self._stats, dropped=self._stats.dropped + len(batch))
+                    return False
+                self._queue.extendleft(reversed(batch))
+                self._queued_bytes += sum(cut.size for cut in batch)
+            return False
+        if dropped:
+            self._drop(dropped, f"{self._spool.directory} has reached its bound of {self._spool.limit} bytes")
+        return True
+
+    def _drop(self, count: int, why: str) -> None:
+        with self._changed:
+            self._stats = replace(self._stats, dropped=self._stats.dropped + count)
+        self._notices.warn(
+            f"the oldest unsent play was dropped: {why}. The server {self._server.url} was away too long"
+        )
+
+    def _idle(self) -> bool:
+        return not (self._queue or self._in_flight or self._spool)
+
+
+def _body(fragments: list[Fragment]) -> bytes:
+    return zlib.compress(wire.encode(fragments), level=1, wbits=31)  # 31: with gzip's header and checksum
