@@ -1,5 +1,5 @@
-"""Checkpoints: a directory with the arrays (safetensors) and a JSON page that knows their hash. Written beside its place
-and renamed into it, so there is either the old one or the new one; a flipped bit is noticed. No pickle."""
+"""Checkpoints: a directory with the arrays (safetensors) and a JSON page that knows their hash. Written beside its
+place and renamed into it, so there is the old one or the new one; a flipped bit is noticed. No pickle."""
 
 import hashlib
 import json
