@@ -17,6 +17,7 @@ from sparring.networks.spec import Head, Layer
 __all__ = ["load", "save"]
 
 FORMAT = 1
+UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)  # how msgspec refuses JSON
 
 
 class Spec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -50,7 +51,7 @@ def load(data: bytes) -> Policy:
     try:
         spec = _spec(data)
         arrays = load_arrays(data)
-    except (SafetensorError, msgspec.DecodeError, struct.error, KeyError, RecursionError) as error:
+    except (SafetensorError, *UNREADABLE, struct.error, KeyError) as error:
         raise InputError(f"not a policy in safetensors format, or damaged: {error}") from error
     wrong = [f"{name}: {array.dtype}" for name, array in arrays.items() if array.dtype != np.float32]
     if wrong:

@@ -173,7 +173,7 @@ class Registry:
             raise SparringError(f"the manifest of {game} {model} {version} is not the one that was published")
         try:
             manifest = msgspec.json.decode(text, type=Manifest)
-        except msgspec.DecodeError as error:
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             raise SparringError(f"the manifest of {game} {model} {version} is damaged: {error}") from error
         if (manifest.game.name, manifest.model, manifest.version) != (game, model, version):
             raise SparringError(f"the manifest of {game} {model} {version} is another version's")
@@ -307,7 +307,7 @@ def _pointer(raw: bytes | None) -> Pointer | None:
         return None
     try:
         return msgspec.json.decode(raw, type=Pointer)
-    except msgspec.DecodeError:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return None  # torn; `latest` finds its way without it and the next publisher writes it anew
 
 
