@@ -201,7 +201,7 @@ def _row(manifest: Manifest, history: History) -> VersionRow:
         version=manifest.version,
         created=manifest.created,
         steps=manifest.data.steps,
-        evaluation=manifest.metrics.get("evaluation"),
+        evaluation=manifest.metrics.get("evaluation/return_mean"),
         played=played,
         return_mean=total / played if played else None,
     )
