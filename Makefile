@@ -24,7 +24,7 @@ types: .venv/.dev
 
 lock: .venv/.uv  ## refresh the pinned versions after a change of pyproject.toml
 	$(UV) pip compile --quiet --no-emit-index-url --universal --python-version 3.11 --extra platform pyproject.toml -o requirements/platform.txt
-	$(UV) pip compile --quiet --no-emit-index-url --universal --python-version 3.11 --extra platform --group dev pyproject.toml -o requirements/dev.txt
+	$(UV) pip compile --quiet --no-emit-index-url --universal --python-version 3.11 --extra platform --extra train --extra bullet --extra box2d --extra atari --group dev pyproject.toml -o requirements/dev.txt
 
 .venv/.uv:
 	test -x .venv/bin/python || $(PYTHON) -m venv .venv
