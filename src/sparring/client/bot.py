@@ -9,6 +9,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 
 from sparring.client.convert import to_action, to_feed, to_feeds
+from sparring.client.onnx_check import check
 from sparring.client.recorder import Acted, Recorder
 from sparring.errors import InputError
 from sparring.games import Box, Discrete, Game
@@ -44,8 +45,6 @@ class Loaded:
     """A policy.onnx. Raises InputError when the bytes are not a policy of this game."""
 
     def __init__(self, data: bytes, game: Game, model: str, version: int) -> None:
-        from sparring.client.onnx_check import check
-
         self.model, self.version = model, version
         check(data)
         self._session, broken = _session(data)

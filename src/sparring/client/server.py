@@ -30,9 +30,10 @@ PASSING = (401, 403, 407, 408, 425, 429)
 class Unavailable(SparringError):
     """No usable answer from the server. What was asked may be asked again."""
 
-    def __init__(self, message: str, retry_after: float | None = None) -> None:
+    def __init__(self, message: str, retry_after: float | None = None, status: int | None = None) -> None:
         super().__init__(message)
         self.retry_after = retry_after
+        self.status = status
 
 
 class Refused(InputError):
@@ -140,7 +141,7 @@ class Server:
         if problem is not None and 400 <= status < 500 and status not in PASSING:
             raise Refused(problem)
         detail = problem.detail if problem is not None else "an answer that is not a Sparring server's"
-        raise Unavailable(f"{self.url} answered {status}: {detail}", wait)
+        raise Unavailable(f"{self.url} answered {status}: {detail}", wait, status)
 
 
 def _problem(answer: Answer) -> Problem | None:

@@ -65,6 +65,12 @@ class Spool:
                 self.remove(path)  # another process was quicker
         return None
 
+    def postpone(self, path: Path) -> None:
+        """To the end of the row."""
+        body = path.read_bytes()
+        self.put(body, _count(path))
+        self.remove(path)
+
     def remove(self, path: Path) -> None:
         try:
             size = path.stat().st_size
@@ -81,8 +87,8 @@ class Spool:
         found, total, now = [], 0, time.time()
         try:
             entries = sorted(os.scandir(self.directory), key=lambda entry: entry.name)
-        except FileNotFoundError:
-            entries = []
+        except OSError:
+            entries = []  # none yet; if nothing can be put there either, `put` says so
         for entry in entries:
             try:
                 status = entry.stat()

@@ -72,7 +72,7 @@ class Uploader:
         self._limit = queue_bytes
         self._changed = threading.Condition()  # guards everything below
         self._queue: deque[Cut] = deque()
-        self._queued_bytes = 0
+        self._queued_bytes = 0  # of both, the queue and what is in flight
         self._in_flight: list[Cut] = []
         self._stats = Stats()
         self._failures = 0 if registered else 1
@@ -106,7 +106,7 @@ class Uploader:
             return replace(
                 self._stats,
                 queued=len(self._queue) + len(self._in_flight),
-                queued_bytes=self._queued_bytes + sum(cut.size for cut in self._in_flight),
+                queued_bytes=self._queued_bytes,
                 spooled=len(self._spool),
             )
 
@@ -182,18 +182,31 @@ class Uploader:
         if time.monotonic() > self._next_scan:
             self._spool.scan()
             self._next_scan = time.monotonic() + RESCAN
-        if self._spool and self._send_file():
-            return True
+        stumbled = None
+        try:
+            if self._spool and self._send_file():
+                return True
+        except Unavailable as error:
+            if error.status != 500:
+                raise
+            stumbled = error  # perhaps over this one file only: what is in memory gets its chance
+        sent = self._send_queued()
+        if stumbled is not None:
+            raise stumbled
+        if not sent:
+            self._probe()
+        return sent
+
+    def _send_queued(self) -> bool:
         batch = self._take()
         if not batch:
-            self._probe()
             return False
         body = _body([cut.fragment() for cut in batch])
         try:
             self._deliver(body, len(batch))
         except Unavailable:
-            if self._landed():
-                self._keep(body, batch)
+            if not self._abandoned and self._keep(body, batch):
+                self._landed()
             raise
         self._landed()
         return True
@@ -206,7 +219,12 @@ class Uploader:
                 if found is None:
                     return False
                 path, body, count = found
-                self._deliver(body, count)
+                try:
+                    self._deliver(body, count)
+                except Unavailable as error:
+                    if error.status == 500:
+                        self._spool.postpone(path)  # it must not block the others for ever
+                    raise
                 self._spool.remove(path)
                 return True
         except OSError as error:
@@ -221,17 +239,15 @@ class Uploader:
                 size += self._queue[0].size
                 if self._in_flight and size > MAX_BYTES:
                     break
-                cut = self._queue.popleft()
-                self._queued_bytes -= cut.size
-                self._in_flight.append(cut)
+                self._in_flight.append(self._queue.popleft())
             return list(self._in_flight)
 
-    def _landed(self) -> bool:
-        """The request is over. False: meanwhile `close` gave up on this thread and kept the batch itself."""
+    def _landed(self) -> None:
+        """What was in flight is safe: with the server or on disk."""
         with self._changed:
+            self._queued_bytes -= sum(cut.size for cut in self._in_flight)
             self._in_flight = []
             self._changed.notify_all()
-            return not self._abandoned
 
     def _deliver(self, body: bytes, count: int, again: bool = True) -> None:
         """Returns when each fragment is acknowledged or refused; raises Unavailable when neither is certain."""
@@ -317,10 +333,9 @@ class Uploader:
             batch = self._take()
             if not batch:
                 return
-            kept = self._keep(_body([cut.fragment() for cut in batch]), batch)
-            self._landed()
-            if not kept:
+            if not self._keep(_body([cut.fragment() for cut in batch]), batch):
                 return
+            self._landed()
 
     def _keep(self, body: bytes, batch: list[Cut]) -> bool:
         """Batch → disk; back to the queue's head when the disk will not have it."""
@@ -333,7 +348,7 @@ class Uploader:
                     self._stats = replace(self._stats, dropped=self._stats.dropped + len(batch))
                     return False
                 self._queue.extendleft(reversed(batch))
-                self._queued_bytes += sum(cut.size for cut in batch)
+                self._in_flight = []
             return False
         if dropped:
             self._drop(dropped, f"{self._spool.directory} has reached its bound of {self._spool.limit} bytes")
