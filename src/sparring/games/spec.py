@@ -5,6 +5,7 @@ is a packed structured type. A column of T steps is therefore always one buffer,
 """
 
 import hashlib
+import math
 import re
 from collections.abc import Mapping, Sequence
 from functools import cached_property
@@ -36,7 +37,7 @@ class Box(msgspec.Struct, frozen=True, tag="box", tag_field="type", dict=True):
             raise ValueError(f"dtype {self.dtype!r} is not one of {', '.join(DTYPES)}")
         if any(n < 1 for n in self.shape):
             raise ValueError(f"shape {self.shape} has a dimension below 1")
-        size = int(np.prod(self.shape))
+        size = math.prod(self.shape)  # NumPy's product would wrap around at 2^64
         if size * np.dtype(self.dtype).itemsize > MAX_STEP_BYTES:
             raise ValueError(f"one element of shape {self.shape} is larger than {MAX_STEP_BYTES >> 20} MiB")
         for name, bound in (("low", self.low), ("high", self.high)):
