@@ -2,7 +2,7 @@
 once per version and kept while it is in use."""
 
 import asyncio
-import threading
+import logging
 from collections import OrderedDict
 from typing import Any
 
@@ -11,7 +11,10 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from sparring.api import Act, Actions
-from sparring.games import Dict, Game
+from sparring.client.bot import Loaded
+from sparring.client.convert import to_feeds
+from sparring.errors import InputError
+from sparring.games import Game
 from sparring.games.spec import NAME, Array, column
 from sparring.gateway.games import Games
 from sparring.gateway.http import JSON, MSGPACK, Refusal, answer, decode, media_type, read_body
@@ -23,38 +26,14 @@ MAX_OBSERVATIONS = 4096
 MAX_BODY = 8 << 20
 MAX_LOADED = 16  # policies in memory
 POLICY = "policy.onnx"
-
-
-class Policy:
-    """A loaded policy file. Threads may share it."""
-
-    def __init__(self, data: bytes) -> None:
-        import onnxruntime  # here: a gateway that is never asked to act starts faster
-
-        options = onnxruntime.SessionOptions()
-        options.intra_op_num_threads = options.inter_op_num_threads = 1
-        self._session = onnxruntime.InferenceSession(data, options, providers=["CPUExecutionProvider"])
-        noise = next(i for i in self._session.get_overridable_initializers() if i.name == "noise")
-        self._noise_size = int(noise.shape[1])
-        self._uniform = self._session.get_modelmeta().custom_metadata_map["sparring.noise"] == "uniform"
-        self._rng = np.random.default_rng()
-        self._lock = threading.Lock()  # NumPy's generators are not for several threads
-
-    def act(self, feeds: dict[str, Array], explore: bool) -> tuple[Array, Array | None]:
-        if not explore:
-            return self._session.run(["action"], feeds)[0], None
-        shape = (len(next(iter(feeds.values()))), self._noise_size)
-        with self._lock:
-            noise = self._rng.random(shape, "f4") if self._uniform else self._rng.standard_normal(shape, "f4")
-        action, log_prob = self._session.run(["sampled", "log_prob"], {**feeds, "noise": noise})
-        return action, log_prob
+log = logging.getLogger(__name__)
 
 
 class Acting:
     def __init__(self, games: Games, models: Models) -> None:
         self._games = games
         self._models = models
-        self._loaded: OrderedDict[tuple[str, str, int], asyncio.Task[Policy]] = OrderedDict()
+        self._loaded: OrderedDict[tuple[str, str, int], asyncio.Task[Loaded]] = OrderedDict()
 
     async def act(self, request: Request) -> Response:
         game = await self._games.get(request.path_params["game"])
@@ -63,8 +42,8 @@ class Acting:
         if asked.schema is not None and asked.schema != game.schema:
             raise Refusal(409, f"schema {asked.schema[:50]!r} is not this game's ({game.schema!r})")
         version = asked.version if asked.version is not None else await self._latest(game.name, asked.model)
-        policy = await self._policy(game.name, asked.model, version)
-        actions, log_prob = await asyncio.to_thread(_act, policy, game, asked)
+        policy = await self._policy(game, asked.model, version)
+        actions, log_prob = await asyncio.to_thread(_run, policy, game, asked)
         return answer(Actions(actions, log_prob, asked.model, version), kind=kind)
 
     async def _latest(self, game: str, model: str) -> int:
@@ -73,27 +52,32 @@ class Acting:
             raise Refusal(404, f"{game} has no version of the model {model[:100]!r} yet", headers={"retry-after": "2"})
         return latest.manifest.version
 
-    async def _policy(self, game: str, model: str, version: int) -> Policy:
+    async def _policy(self, game: Game, model: str, version: int) -> Loaded:
         """Callers that come while it is being loaded wait for the same load."""
-        key = (game, model, version)
+        key = (game.name, model, version)
         task = self._loaded.get(key)
         if task is None or (task.done() and task.exception() is not None):
-            data = await self._models.file(game, model, version, POLICY)
-            task = self._loaded.setdefault(key, asyncio.create_task(asyncio.to_thread(Policy, data)))
+            task = self._loaded[key] = asyncio.create_task(self._load(game, model, version))
             while len(self._loaded) > MAX_LOADED:
                 self._loaded.popitem(last=False)
         self._loaded.move_to_end(key)
         return await asyncio.shield(task)
 
+    async def _load(self, game: Game, model: str, version: int) -> Loaded:
+        data = await self._models.file(game.name, model, version, POLICY)
+        try:
+            return await asyncio.to_thread(Loaded, data, game, model, version)
+        except InputError as error:  # the publisher's fault, not that of who asks
+            log.error("%s %s %d cannot act: %s", game.name, model, version, error)
+            raise Refusal(500, f"version {version} of {model!r} cannot act: {error}") from error
 
-def _act(policy: Policy, game: Game, asked: Act) -> tuple[list[Any], list[float] | None]:
+
+def _run(policy: Loaded, game: Game, asked: Act) -> tuple[list[Any], list[float] | None]:
     obs = _observations(game, asked.obs)
     if (why := game.observation.problem(obs)) is not None:
         raise Refusal(422, f"obs {why}")
-    space = game.observation
-    parts = {"obs": obs} if not isinstance(space, Dict) else {f"obs.{name}": obs[name] for name in space.fields}
-    feeds = {name: np.ascontiguousarray(part) for name, part in parts.items()}
-    action, log_prob = policy.act(feeds, asked.explore)
+    noise = policy.noise(np.random.default_rng(), len(obs)) if asked.explore else None
+    action, log_prob = policy.run(to_feeds(game.observation, obs), noise)
     return action.tolist(), None if log_prob is None else log_prob.tolist()
 
 

@@ -233,7 +233,7 @@ class _Platform:
             ),
             Operation(
                 "DELETE",
-                game + "/players/{player}",
+                game + "/players/{player:path}",
                 self.erase,
                 "Erase all that a player sent",
                 {JSON: Erased},

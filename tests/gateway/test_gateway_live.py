@@ -1,0 +1,399 @@
+"""What people watch: the digest of episodes, snapshots, event streams, metrics and health."""
+
+import asyncio
+import json
+import re
+import threading
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from itertools import pairwise
+from typing import Any
+
+import msgspec
+import pytest
+from gateway_api import GAME, MSGPACK, Api, Setup, fragment, replaced
+
+from sparring.api import Snapshot, TrainerStatus
+from sparring.errors import SparringError
+from sparring.experience import Fragment, wire
+from sparring.gateway import live, models
+from sparring.gateway.app import create_app
+from sparring.gateway.live import History, Rate
+from sparring.networks.policy import Policy
+from sparring.networks.spec import QValues
+from sparring.store.memory import MemoryStore
+from sparring.store.protocol import Episode
+
+STATS = f"/v1/games/{GAME.name}/stats"
+
+
+@pytest.fixture(autouse=True)
+def no_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Snapshots are made anew whenever asked."""
+    monkeypatch.setattr(models, "FRESH", -1.0)
+    monkeypatch.setattr(live, "PERIOD", 0.0)
+
+
+def upload(api: Api, *fragments: Fragment) -> None:
+    reply = api.request("POST", f"/v1/games/{GAME.name}/fragments", wire.encode(list(fragments)), MSGPACK)
+    assert reply.status == 200
+
+
+def snapshot(api: Api) -> Snapshot:
+    return msgspec.json.decode(api.get(STATS).body, type=Snapshot)
+
+
+def episode(number: int, ret: float, version: int | None = None) -> Episode:
+    model = None if version is None else "bot"
+    return Episode("ann", f"e{number}", 10, ret, 1000.0 + number, model, version, number)
+
+
+def digest(returns: list[float]) -> History:
+    history = History()
+    for number, ret in enumerate(returns, 1):
+        history.add(episode(number, ret))
+    return history
+
+
+@pytest.mark.parametrize("count", [1, 399, 400, 401, 800, 801, 5000])
+def test_the_curve_covers_the_whole_life_in_few_points(count: int) -> None:
+    history = digest([float(i) for i in range(count)])
+    curve = history.curve
+    assert len(curve) == count if count <= 400 else 200 <= len(curve) <= 400
+    assert sum(p.episodes for p in curve) == count
+    assert sum(p.mean * p.episodes for p in curve) == pytest.approx(count * (count - 1) / 2)
+    assert (curve[0].low, curve[-1].high) == (0, count - 1)
+    assert all(a.high < b.low for a, b in pairwise(curve))
+    assert (curve[-1].time, curve[-1].steps) == (1000 + count, 10 * count)
+    assert all(p.low <= p.mean <= p.high for p in curve)
+
+
+def test_means_are_over_the_newest_twenty() -> None:
+    history = digest([100.0] * 20 + [0.0] * 5)
+    assert (history.return_mean, history.best, history.length_mean) == (75.0, 100.0, 10.0)
+    few = digest([1.0, 2.0])
+    assert (few.return_mean, few.best) == (1.5, None)
+    assert History().return_mean is None
+
+
+def test_versions_in_play() -> None:
+    history = History()
+    for number, (ret, version) in enumerate([(1.0, None), (2.0, 1), (4.0, 1), (9.0, 3), (5.0, 2)], 1):
+        history.add(episode(number, ret, version))
+    assert history.played == {1: (2, 6.0), 2: (1, 5.0), 3: (1, 9.0)}
+    assert [p.version for p in history.curve] == [None, 1, 1, 3, 2]
+
+
+def test_rates_are_over_the_last_seconds() -> None:
+    rate = Rate()
+    for second in range(10, 20):
+        rate.add(2, 200, second + 0.25)
+        rate.add(1, 100, second + 0.75)
+    assert rate.per_second(20.1) == (3.0, 300.0)
+    assert rate.per_second(22.0) == pytest.approx((1.8, 180.0))
+    assert rate.per_second(30.0) == (0.0, 0.0)
+
+
+def test_a_snapshot_tells_everything(api: Api, setup: Setup, random_policy: Callable[..., Policy]) -> None:
+    assert snapshot(api).episodes == 0
+    setup.registry.publish(
+        random_policy(GAME, (), QValues()), algorithm="dqn", metrics={"evaluation/return_mean": 12.5}
+    )
+    status = TrainerStatus(GAME.name, "dqn", "training", updates=7, lag=3)
+    (setup.trainer_dir / GAME.name).mkdir(parents=True)
+    (setup.trainer_dir / GAME.name / "status.json").write_bytes(msgspec.json.encode(status))
+    upload(api, *[fragment(5, model="bot", version=1, player=name) for name in ("ann", "bob", "bob")], fragment(9))
+    seen = snapshot(api)
+    assert (seen.game, seen.episodes, seen.return_mean, seen.length_mean) == (GAME.name, 4, 6.0, 6.0)
+    assert (seen.stats.fragments, seen.stats.steps, seen.active_players) == (4, 24, 2)
+    assert {(p.player, p.steps) for p in seen.players} == {("ann", 14), ("bob", 10)}
+    assert (seen.latest, seen.trainer) == (1, status)
+    [version] = seen.versions
+    assert (version.version, version.evaluation, version.played, version.return_mean) == (1, 12.5, 3, 5.0)
+    assert seen.curve[-1].version is None
+    assert seen.time == pytest.approx(time.time(), abs=60)
+
+
+def test_history_is_rebuilt_by_a_new_process(api: Api, setup: Setup) -> None:
+    upload(api, *[fragment(3) for _ in range(30)])
+    before = snapshot(api)
+    again = Api(create_app(setup.store, setup.registry, setup.trainer_dir))
+    after = snapshot(again)
+    assert (after.episodes, after.return_mean, after.return_best, after.curve) == (30, 3.0, 3.0, before.curve)
+    again.close()
+
+
+def test_a_long_history_is_taken_in_page_by_page(api: Api, setup: Setup, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(live, "PAGE", 7)
+    upload(api, *[fragment(2) for _ in range(100)])
+    assert snapshot(api).episodes == 100
+
+
+def test_erasing_takes_a_players_episodes_off_the_curve(api: Api) -> None:
+    upload(api, fragment(3, player="ann"), fragment(9, player="bob"))
+    assert snapshot(api).return_mean == 6.0
+    api.request("DELETE", f"/v1/games/{GAME.name}/players/bob")
+    seen = snapshot(api)
+    assert (seen.episodes, seen.return_mean, [p.player for p in seen.players]) == (1, 3.0, ["ann"])
+
+
+@pytest.mark.parametrize("text", [b"", b"{", b'{"game": 1}', b"\xff"])
+def test_a_torn_status_is_no_status(api: Api, setup: Setup, text: bytes) -> None:
+    (setup.trainer_dir / GAME.name).mkdir(parents=True)
+    (setup.trainer_dir / GAME.name / "status.json").write_bytes(text)
+    assert snapshot(api).trainer is None
+
+
+def test_nothing_is_computed_for_a_game_that_nobody_changed(
+    api: Api, setup: Setup, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(live, "ACTIVE", -1.0)  # as if the last upload were long ago
+    upload(api, fragment())
+    first = snapshot(api)
+    asked: list[str] = []
+    look = setup.store.stats
+    monkeypatch.setattr(setup.store, "stats", lambda game: asked.append(game) or look(game))
+    assert snapshot(api) == first
+    assert asked == []
+    upload(api, fragment())
+    assert snapshot(api).stats.fragments == 2
+    assert asked == [GAME.name]
+
+
+class Stream:
+    """The server's side of an event stream, without sockets."""
+
+    def __init__(self) -> None:
+        self.status = 0
+        self.headers: dict[str, str] = {}
+        self.events: asyncio.Queue[tuple[str, Any]] = asyncio.Queue()
+        self.reading = asyncio.Event()
+        self.reading.set()
+        self.gone = asyncio.Event()
+        self.aborted = False
+
+    async def receive(self) -> dict[str, Any]:
+        await self.gone.wait()
+        return {"type": "http.disconnect"}
+
+    async def send(self, message: dict[str, Any]) -> None:
+        await self.reading.wait()
+        if message["type"] == "http.response.start":
+            self.status = message["status"]
+            self.headers = {k.decode(): v.decode() for k, v in message["headers"]}
+            return
+        for block in message["body"].decode().split("\n\n"):
+            if found := re.search(r"^event: (\w+)\ndata: (.*)$", block, re.MULTILINE):
+                self.events.put_nowait((found[1], json.loads(found[2])))
+
+    async def next(self, kind: str) -> Any:
+        async with asyncio.timeout(10):
+            while True:
+                name, data = await self.events.get()
+                if name == kind:
+                    return data
+
+    def abort(self) -> None:
+        self.aborted = True
+
+
+@asynccontextmanager
+async def watching(api: Api, game: str = GAME.name) -> AsyncIterator[tuple[Stream, "asyncio.Task[None]"]]:
+    stream = Stream()
+    scope = {
+        "type": "http",
+        "method": "GET",
+        "path": "/v1/events",
+        "query_string": f"game={game}".encode(),
+        "root_path": "",
+        "headers": [],
+        "extensions": {"sparring.abort": {"abort": stream.abort}},
+    }
+    task = asyncio.create_task(api.app(scope, stream.receive, stream.send))
+    try:
+        yield stream, task
+    finally:
+        stream.gone.set()
+        stream.reading.set()
+        async with asyncio.timeout(10):
+            await task
+
+
+def watchers(api: Api) -> int:
+    found = re.search(rb"^sparring_watchers (\d+)$", api.get("/metrics").body, re.MULTILINE)
+    assert found
+    return int(found[1])
+
+
+def test_watchers_get_snapshots_and_versions(api: Api, setup: Setup, random_policy: Callable[..., Policy]) -> None:
+    body = wire.encode([fragment(4)])
+    policy = random_policy(GAME, (), QValues())
+
+    async def scenario() -> None:
+        async with watching(api) as (stream, _):
+            first = await stream.next("stats")
+            assert (stream.status, stream.headers["content-type"].split(";")[0]) == (200, "text/event-stream")
+            assert (first["game"], first["episodes"]) == (GAME.name, 0)
+            await api.send("POST", f"/v1/games/{GAME.name}/fragments", body, MSGPACK)
+            while (await stream.next("stats"))["episodes"] == 0:
+                pass
+            await asyncio.to_thread(setup.registry.publish, policy, algorithm="dqn")
+            assert (await stream.next("version"))["version"] == 1
+            while (await stream.next("stats"))["latest"] != 1:
+                pass
+
+    api.loop.run_until_complete(scenario())
+    assert watchers(api) == 0
+
+
+def test_a_watcher_is_not_told_of_the_version_it_began_with(
+    api: Api, setup: Setup, random_policy: Callable[..., Policy]
+) -> None:
+    setup.registry.publish(random_policy(GAME, (), QValues()), algorithm="dqn")
+    body = wire.encode([fragment(4)])
+
+    async def scenario() -> None:
+        async with watching(api) as (stream, _):
+            assert (await stream.next("stats"))["latest"] == 1
+            await api.send("POST", f"/v1/games/{GAME.name}/fragments", body, MSGPACK)
+            for _ in range(3):
+                async with asyncio.timeout(10):
+                    assert (await stream.events.get())[0] == "stats"
+
+    api.loop.run_until_complete(scenario())
+
+
+def test_a_watcher_that_does_not_read_is_dropped(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(live, "SEND_TIMEOUT", 0.3)
+    body = wire.encode([fragment(4)])
+
+    async def scenario() -> None:
+        async with watching(api) as (stream, task), watching(api) as (other, _):
+            await stream.next("stats")
+            stream.reading.clear()
+            await api.send("POST", f"/v1/games/{GAME.name}/fragments", body, MSGPACK)
+            async with asyncio.timeout(10):
+                await task
+            assert stream.aborted
+            assert not other.aborted
+            await other.next("stats")
+
+    api.loop.run_until_complete(scenario())
+    assert watchers(api) == 0
+
+
+def test_an_idle_game_is_heard_of_now_and_then(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(live, "ACTIVE", -1.0)
+    monkeypatch.setattr(live, "IDLE_PERIOD", 0.2)
+
+    async def scenario() -> None:
+        async with watching(api) as (stream, _):
+            times = [(await stream.next("stats"))["time"] for _ in range(3)]
+            assert times == sorted(set(times))
+
+    api.loop.run_until_complete(scenario())
+
+
+def test_streams_end_when_the_server_stops(api: Api) -> None:
+    async def scenario() -> None:
+        async with watching(api) as (stream, task):
+            await stream.next("stats")
+            api.app.state.stopping()
+            async with asyncio.timeout(10):
+                await task
+        assert (await api.send("GET", f"/v1/events?game={GAME.name}")).status == 503
+
+    api.loop.run_until_complete(scenario())
+
+
+def test_trouble_with_one_game_does_not_end_the_streams(
+    api: Api, setup: Setup, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    look, broken, failures = setup.store.stats, threading.Event(), 0
+
+    def stats(game: str) -> Any:
+        nonlocal failures
+        if broken.is_set():
+            failures += 1
+            raise SparringError("the disk is slow")
+        return look(game)
+
+    monkeypatch.setattr(setup.store, "stats", stats)
+    body = wire.encode([fragment(4)])
+
+    async def scenario() -> None:
+        async with watching(api) as (stream, _):
+            await stream.next("stats")
+            broken.set()
+            await api.send("POST", f"/v1/games/{GAME.name}/fragments", body, MSGPACK)
+            async with asyncio.timeout(10):
+                while failures < 2:
+                    await asyncio.sleep(0.01)
+            broken.clear()
+            while (await stream.next("stats"))["stats"]["fragments"] != 1:
+                pass
+
+    api.loop.run_until_complete(scenario())
+
+
+def test_metrics(api: Api, setup: Setup, random_policy: Callable[..., Policy]) -> None:
+    setup.registry.publish(random_policy(GAME, (), QValues()), algorithm="dqn")
+    frag = fragment(4)
+    upload(api, frag, fragment(4), replaced(fragment(4), schema="x"))
+    upload(api, frag)
+    api.get("/nowhere")
+    text = api.get("/metrics").body.decode()
+    samples = dict(re.findall(r"^([^#\s]+) (\S+)$", text, re.MULTILINE))
+    game = f'{{game="{GAME.name}"}}'
+    expected = {
+        'sparring_requests_total{route="/v1/games/{game}/fragments",method="POST",status="200"}': "2",
+        'sparring_requests_total{route="unknown",method="GET",status="404"}': "1",
+        'sparring_ingest_fragments_total{outcome="accepted"}': "2",
+        'sparring_ingest_fragments_total{outcome="duplicate"}': "1",
+        'sparring_ingest_fragments_total{outcome="rejected"}': "1",
+        "sparring_ingest_steps_total": "8",
+        'sparring_ingest_ack_seconds_bucket{le="+Inf"}': "2",
+        "sparring_ingest_ack_seconds_count": "2",
+        "sparring_ingest_in_flight_bytes": "0",
+        f"sparring_store_fragments{game}": "2",
+        f"sparring_store_rejected{game}": "1",
+        f"sparring_latest_version{game}": "1",
+    }
+    assert {name: samples.get(name) for name in expected} == expected
+    assert int(samples["process_resident_memory_bytes"]) > 1 << 20
+    assert float(samples["process_start_time_seconds"]) == pytest.approx(time.time(), abs=600)
+    families = re.findall(r"^# TYPE (\S+)", text, re.MULTILINE)
+    assert len(families) == len(set(families))
+    for line in text.splitlines():
+        assert re.fullmatch(r'# (HELP|TYPE) \w+ .+|\w+({\w+="[^"]*"(,\w+="[^"]*")*})? [0-9.e+-]+', line), line
+
+
+def test_health(api: Api, setup: Setup, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert api.get("/healthz").json() == {"status": "ok"}
+
+    def broken() -> Any:
+        raise SparringError("the store is closed")
+
+    monkeypatch.setattr(setup.store, "games", broken)
+    assert api.get("/healthz").status == 503
+
+
+def test_the_dashboard_is_served_safely(api: Api) -> None:
+    page = api.get("/")
+    assert page.status == 200
+    assert page.headers["content-type"] == "text/html; charset=utf-8"
+    assert "default-src 'none'" in page.headers["content-security-policy"]
+    assert "unsafe" not in page.headers["content-security-policy"]
+    assert api.get("/", if_none_match=page.headers["etag"]).status == 304
+    for name in re.findall(r'(?:src|href)="(static/[^"]+)"', page.body.decode()):
+        assert api.get(f"/{name}").status == 200, name
+    for name in ("..", "../__init__.py", "%2e%2e/__init__.py", ".hidden", "nothing.js", "index.html/", "a\\b.js"):
+        assert api.get(f"/static/{name}").status == 404, name
+
+
+def test_an_empty_store(setup: Setup) -> None:
+    api = Api(create_app(MemoryStore(), setup.registry))
+    assert api.get("/v1/games").json() == []
+    assert api.get("/metrics").status == 200
+    api.close()

@@ -1,0 +1,75 @@
+"""The OpenAPI document: whole, consistent, and about the routes that there are."""
+
+import re
+from typing import Any
+
+import pytest
+from gateway_api import Api
+from starlette.routing import Route
+
+METHODS = {"get", "put", "post", "delete"}
+
+
+@pytest.fixture
+def document(api: Api) -> dict[str, Any]:
+    reply = api.get("/v1/openapi.json")
+    assert reply.status == 200
+    return dict(reply.json())
+
+
+def operations(document: dict[str, Any]) -> list[tuple[str, str, dict[str, Any]]]:
+    return [(path, method, op) for path, item in document["paths"].items() for method, op in item.items()]
+
+
+def test_every_route_is_documented_and_every_documented_path_exists(api: Api, document: dict[str, Any]) -> None:
+    routes = {
+        (re.sub(r":\w+}", "}", route.path), method.lower())
+        for route in api.app.routes
+        if isinstance(route, Route)
+        for method in (route.methods or set()) - {"HEAD"}
+    }
+    assert routes == {(path, method) for path, method, _ in operations(document)}
+    assert len(routes) >= 17
+
+
+def test_the_document_is_openapi(document: dict[str, Any]) -> None:
+    assert document["openapi"].startswith("3.1.")
+    assert set(document["info"]) >= {"title", "version"}
+    ids = [op["operationId"] for _, _, op in operations(document)]
+    assert len(ids) == len(set(ids))
+    for path, method, op in operations(document):
+        where = f"{method} {path}"
+        assert method in METHODS, where
+        assert op["summary"], where
+        assert op["responses"], where
+        for status, response in op["responses"].items():
+            assert re.fullmatch(r"[1-5]\d\d", status), where
+            assert response["description"], where
+            good = int(status) < 400
+            assert good or set(response["content"]) == {"application/problem+json"}, where
+        in_path = {p["name"] for p in op.get("parameters", []) if p["in"] == "path"}
+        assert in_path == set(re.findall(r"{(\w+)}", path)), where
+        assert all(p["required"] for p in op.get("parameters", []) if p["in"] == "path"), where
+        assert ("requestBody" in op) == (method in ("put", "post")), where
+
+
+def references(value: Any) -> set[str]:
+    if isinstance(value, dict):
+        own = {value["$ref"]} if isinstance(value.get("$ref"), str) else set()
+        return own.union(*map(references, value.values()))
+    return set().union(*map(references, value)) if isinstance(value, list) else set()
+
+
+def test_every_reference_leads_somewhere_and_every_message_is_used(document: dict[str, Any]) -> None:
+    schemas = document["components"]["schemas"]
+    used = references(document)
+    assert used == {f"#/components/schemas/{name}" for name in schemas}
+    assert {"Fragment", "JsonFragment", "Uploaded", "Rejected", "Problem", "Snapshot", "Manifest", "Act"} <= set(
+        schemas
+    )
+
+
+def test_uploads_are_documented_in_full(document: dict[str, Any]) -> None:
+    upload = document["paths"]["/v1/games/{game}/fragments"]["post"]
+    assert set(upload["requestBody"]["content"]) == {"application/msgpack", "application/json"}
+    assert set(upload["responses"]) >= {"200", "404", "409", "413", "415", "422", "503", "507"}
