@@ -15,7 +15,7 @@ from sparring.experience.fragment import Columns
 from sparring.games import Box, Discrete, Game
 from sparring.games.spec import Array
 from sparring.networks.policy import features
-from sparring.networks.spec import action_size, feature_shape, image_layout
+from sparring.networks.spec import action_size, feature_shape, image_layout, scaling
 
 __all__ = ["Batch", "Replay", "encode_action", "encode_obs"]
 
@@ -45,12 +45,14 @@ def encode_action(game: Game, action: Array) -> Array:
     """Game actions → what algorithms learn: indices from 0, or numbers scaled to ±1 where the action has bounds."""
     if not isinstance(game.action, Box):
         return action - game.action.start if isinstance(game.action, Discrete) else action
-    flat = action.reshape(len(action), -1).astype(np.float32)
-    low, high = game.action.bounds
-    if low is None or high is None:
-        return flat
-    low, high = low.reshape(-1), high.reshape(-1)
-    return ((flat - low) / (high - low) * 2 - 1).astype(np.float32)
+    s, flat = scaling(game.action), action.reshape(len(action), -1)
+    # Exactly ±1 means on the bound, where a clipped Gaussian has its mass: nothing beside it may be rounded onto it.
+    unit = np.clip(
+        ((flat - s.centre) / np.where(s.half > 0, s.half, 1)).astype(np.float32),
+        np.nextafter(s.unit_low, np.float32(np.inf)),
+        np.nextafter(s.unit_high, np.float32(-np.inf)),
+    )
+    return np.where(flat <= s.low, s.unit_low, np.where(flat >= s.high, s.unit_high, unit))
 
 
 class Replay:
@@ -94,6 +96,19 @@ class Replay:
         action[steps] = encode_action(self.game, np.concatenate([f.action for f in fragments]))
         reward = np.zeros(total, np.float32)
         reward[steps] = np.concatenate([f.reward for f in fragments])
+        self._write(obs, action, reward, kind)
+        return obs
+
+    def extend_rows(self, obs: Array, action: Array, reward: Array, kind: Array) -> Array:
+        """Takes raw rows in that already have our form; the last is an END. Returns the encoded observations."""
+        if len(kind) > self.capacity:
+            raise InputError(f"{len(kind)} rows at once do not fit a replay window of {self.capacity}: add fewer")
+        obs = encode_obs(self.game, obs)
+        self._write(obs, encode_action(self.game, action), reward, kind)
+        return obs
+
+    def _write(self, obs: Array, action: Array, reward: Array, kind: Array) -> None:
+        total, steps = len(kind), kind != END
         first = min(total, self.capacity - self.head)  # rows before the ring's end; the rest begins anew
         for here, there in (
             (slice(self.head, self.head + first), slice(first)),
@@ -105,7 +120,6 @@ class Replay:
         # Our last row is END, so no sample crosses into the remainder of the fragment that was half overwritten.
         self.head = (self.head + total) % self.capacity
         self.rows = min(self.rows + total, self.capacity)
-        return obs
 
     def sample(
         self, rng: np.random.Generator, updates: int, batch: int, *, gamma: float = 0.99, n_step: int = 1

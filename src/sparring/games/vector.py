@@ -1,0 +1,198 @@
+"""Many environments of one game behind one interface: a native vector form where the game has one, else several
+separate environments stepped in turn. Knows nothing of learning.
+
+The step after an episode's end ignores its action and starts the next episode (Gymnasium's NEXT_STEP): an episode's
+last observation is thus a row like any other, and nothing ever needs a second "final" observation beside it.
+"""
+
+import json
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+
+from sparring.errors import InputError
+from sparring.games.catalog import make, space_of
+from sparring.games.spec import Array, Box, Dict, Discrete, Game, Space
+
+__all__ = ["Environments", "Native", "Separate", "Step", "build"]
+
+
+class Step(NamedTuple):
+    """Columns with an element per environment. Where the step before ended an episode, `obs` is the next episode's
+    first, the reward is 0 and nothing ended: not a transition."""
+
+    obs: Array
+    reward: Array
+    terminated: Array
+    truncated: Array
+
+
+class Environments(Protocol):
+    count: int
+
+    def reset(self, seed: int) -> Array: ...
+
+    def step(self, actions: Array) -> Step: ...
+
+    def state(self) -> dict[str, Array] | None:
+        """What `restore` needs to go on identically; none where the game cannot tell."""
+
+    def restore(self, state: dict[str, Array]) -> Array:
+        """The current observations, as if nothing had happened since `state`."""
+
+    def close(self) -> None: ...
+
+
+def build(game: Game, count: int) -> Environments:
+    """The quickest form that the game has."""
+    if game.env is None:
+        raise InputError(f"{game.name} is a declared game: it cannot be simulated, learn it from a store")
+    return (native(game, count) if count > 1 else None) or Separate(game, count)
+
+
+class Separate:
+    """Environments of their own, one after the other. Each episode has its own seed, so (seed, actions so far) is an
+    environment's whole state: restoring replays the current episode."""
+
+    def __init__(self, game: Game, count: int) -> None:
+        assert game.env is not None
+        self.game, self.count = game, count
+        self.envs = [make(game.env) for _ in range(count)]
+        self._obs = np.zeros(count, game.observation.element)
+        self._action_shape = self.envs[0].action_space.shape
+        self._seed = 0
+        self._episode = np.zeros(count, np.int64)
+        self._ended = np.zeros(count, bool)
+        self._actions: list[list[Array]] = [[] for _ in range(count)]
+
+    def reset(self, seed: int) -> Array:
+        self._seed = seed
+        self._episode[:] = 0
+        for i in range(self.count):
+            self._begin(i)
+        return self._obs.copy()
+
+    def step(self, actions: Array) -> Step:
+        reward = np.zeros(self.count, np.float32)
+        terminated, truncated = np.zeros(self.count, bool), np.zeros(self.count, bool)
+        for i, env in enumerate(self.envs):
+            if self._ended[i]:
+                self._episode[i] += 1
+                self._begin(i)
+                continue
+            self._actions[i].append(actions[i])
+            obs, reward[i], terminated[i], truncated[i], _ = env.step(self._native(actions[i]))
+            put(self.game.observation, self._obs, i, obs)
+        self._ended = terminated | truncated
+        return Step(self._obs.copy(), reward, terminated, truncated)
+
+    def _begin(self, i: int) -> None:
+        seed = np.random.SeedSequence((self._seed, i, int(self._episode[i]))).generate_state(1)[0]
+        put(self.game.observation, self._obs, i, self.envs[i].reset(seed=int(seed))[0])
+        self._ended[i] = False
+        self._actions[i] = []
+
+    def _native(self, action: Array) -> Any:
+        if isinstance(self.game.action, Discrete):
+            return int(action)
+        return action.reshape(self._action_shape)
+
+    def state(self) -> dict[str, Array] | None:
+        played = [action for actions in self._actions for action in actions]
+        return {
+            "seed": np.array(self._seed, np.int64),
+            "episode": self._episode.copy(),
+            "ended": self._ended.copy(),
+            "length": np.array([len(actions) for actions in self._actions]),
+            "actions": np.array(played, self.game.action.element.base).reshape(-1, *self.game.action.element.shape),
+        }
+
+    def restore(self, state: dict[str, Array]) -> Array:
+        if len(state["episode"]) != self.count:
+            raise InputError(f"the state of {len(state['episode'])} environments does not fit {self.count}")
+        self._seed = int(state["seed"])
+        self._episode = state["episode"].copy()
+        ends = np.cumsum(state["length"])
+        for i, env in enumerate(self.envs):
+            self._begin(i)
+            for action in state["actions"][ends[i] - state["length"][i] : ends[i]]:
+                self._actions[i].append(action)
+                put(self.game.observation, self._obs, i, env.step(self._native(action))[0])
+        self._ended = state["ended"].copy()
+        return self._obs.copy()
+
+    def close(self) -> None:
+        for env in self.envs:
+            env.close()
+
+
+class Native:
+    """A game that steps many environments by itself."""
+
+    def __init__(self, game: Game, env: Any) -> None:
+        self.game, self.env, self.count = game, env, int(env.num_envs)
+
+    def reset(self, seed: int) -> Array:
+        return self._column(self.env.reset(seed=seed)[0])
+
+    def step(self, actions: Array) -> Step:
+        obs, reward, terminated, truncated, _ = self.env.step(actions)
+        return Step(self._column(obs), reward, terminated, truncated)
+
+    def _column(self, obs: Any) -> Array:
+        return np.asarray(obs, self.game.observation.element.base)
+
+    def state(self) -> dict[str, Array] | None:
+        """Gymnasium's NumPy games keep all they know in arrays and one generator."""
+        if not isinstance(getattr(self.env.unwrapped, "_np_random", None), np.random.Generator):
+            return None
+        arrays = {k: v.copy() for k, v in vars(self.env.unwrapped).items() if isinstance(v, np.ndarray)}
+        rng = json.dumps(self.env.unwrapped.np_random.bit_generator.state).encode()
+        return {**arrays, "rng": np.frombuffer(rng, np.uint8)}
+
+    def restore(self, state: dict[str, Array]) -> Array:
+        self.env.reset(seed=0)
+        raw = self.env.unwrapped
+        for name, array in state.items():
+            if name != "rng":
+                setattr(raw, name, array.copy())
+        raw.np_random.bit_generator.state = json.loads(state["rng"].tobytes())
+        return self._column(raw.state.T)
+
+    def close(self) -> None:
+        self.env.close()
+
+
+def native(game: Game, count: int) -> Native | None:
+    """The vector form that Gymnasium has registered for the game, if it is the same game and resets as we expect."""
+    import gymnasium
+    from gymnasium.vector import AutoresetMode
+
+    assert game.env is not None
+    if not isinstance(game.observation, Box) or game.env.startswith("phys2d/"):
+        return None
+    spec = gymnasium.spec(game.env)
+    if spec.vector_entry_point is None:
+        return None
+    env = gymnasium.make_vec(game.env, count, vectorization_mode="vector_entry_point")
+    same = space_of(env.single_observation_space)
+    if (
+        not isinstance(same, Box)
+        or same.element != game.observation.element
+        or space_of(env.single_action_space) != game.action
+        or env.metadata.get("autoreset_mode") != AutoresetMode.NEXT_STEP
+    ):
+        env.close()
+        return None
+    return Native(game, env)
+
+
+def put(space: Space, column: Array, i: int, obs: Any) -> None:
+    """One observation as the game gives it into its place of a column."""
+    if isinstance(space, Dict):
+        for name, part in space.fields.items():
+            put(part, column[name], i, obs[name])
+    elif isinstance(space, Box | Discrete):
+        column[i] = obs
+    else:
+        column[i] = np.ravel(obs)  # MultiBinary has a shape, our MultiDiscrete is flat

@@ -1,0 +1,267 @@
+"""Playing: an actor steps its environments with the NumPy policy and writes what happened as rows into a block. As a
+process (`python -m sparring.training.actor`) it does so in shared memory, on its own; nothing of JAX is loaded here.
+"""
+
+import faulthandler
+import mmap
+import signal
+import sys
+import time
+from collections.abc import Iterator
+from multiprocessing.connection import Connection
+from typing import Any, NamedTuple
+
+import msgspec
+import numpy as np
+
+from sparring.experience.replay import END, STEP, TERMINAL
+from sparring.games import Box, Discrete, Game, MultiDiscrete
+from sparring.games.spec import Array
+from sparring.games.vector import Environments, build
+from sparring.networks.policy import Policy
+from sparring.networks.spec import Head, Layer
+
+__all__ = ["Actor", "Arena", "Filled", "Order", "Plan", "Rows", "Snapshot"]
+
+
+class Rows(NamedTuple):
+    """A block of play, (environments, steps + 1, …): rows as in the replay window. The last row is always an END."""
+
+    obs: Array
+    action: Array
+    reward: Array
+    kind: Array
+    log_prob: Array
+
+
+class Plan(msgspec.Struct, frozen=True):
+    """What a group of actors shares: the game, the policy's form and the sizes of the blocks."""
+
+    game: Game
+    layers: tuple[Layer, ...]
+    head: Head
+    params: dict[str, tuple[int, ...]]
+    workers: int
+    envs: int
+    steps: int
+    slots: int  # blocks of each worker
+    seed: int
+
+
+class Order(msgspec.Struct, frozen=True):
+    """The first message to a worker."""
+
+    plan: Plan
+    worker: int
+    size: int  # bytes of the shared memory
+    life: int  # how many workers had this place before
+    state: dict[str, bytes] | None = None  # an actor's `state` to go on from
+
+
+class Filled(msgspec.Struct, frozen=True, tag=True):
+    slot: int
+    version: int  # of the weights with which the block was begun
+    episodes: list[tuple[float, int]]  # return and length of those that ended
+
+
+class Snapshot(msgspec.Struct, frozen=True, tag=True):
+    state: dict[str, bytes] | None
+
+
+SNAPSHOT = b"s"  # asks for one; any other message to a worker is the number of a slot to fill
+
+
+class Actor:
+    """Plays `envs` environments; between two blocks nothing is reset."""
+
+    def __init__(self, game: Game, environments: Environments, seed: int, life: int = 0) -> None:
+        self.game, self.environments = game, environments
+        self.rng = np.random.default_rng((seed, life))
+        self.obs = environments.reset(int(np.random.SeedSequence((seed, life, 1)).generate_state(1)[0]))
+        self.ended = np.zeros(environments.count, bool)
+        self.returns = np.zeros(environments.count)
+        self.lengths = np.zeros(environments.count, np.int64)
+        self.beat = np.zeros(1)  # when the game was last asked for a step
+
+    def fill(self, rows: Rows, policy: Policy, at_random: bool = False) -> list[tuple[float, int]]:
+        """Plays until the block is full; returns and lengths of the episodes that ended."""
+        episodes: list[tuple[float, int]] = []
+        steps = rows.kind.shape[1] - 1
+        for t in range(steps):
+            self.beat[0] = time.monotonic()
+            rows.obs[:, t] = self.obs
+            if at_random:
+                action, log_prob = random_actions(self.game, self.rng, len(self.ended)), None
+            else:
+                action, log_prob = policy.act(self.obs, policy.noise(self.rng, len(self.ended)))
+            step = self.environments.step(action)
+            rows.action[:, t] = action
+            rows.reward[:, t] = step.reward
+            rows.log_prob[:, t] = 0.0 if log_prob is None else log_prob
+            rows.kind[:, t] = np.where(self.ended, END, np.where(step.terminated, TERMINAL, STEP))
+            self.returns += step.reward
+            self.lengths += ~self.ended
+            self.obs, self.ended = step.obs, step.terminated | step.truncated
+            if self.ended.any():
+                for i in np.flatnonzero(self.ended):
+                    episodes.append((float(self.returns[i]), int(self.lengths[i])))
+                    self.returns[i], self.lengths[i] = 0.0, 0
+        rows.obs[:, steps] = self.obs
+        rows.kind[:, steps] = END
+        return episodes
+
+    def state(self) -> dict[str, Array] | None:
+        """Enough to go on identically; none where the game cannot tell its own."""
+        environments = self.environments.state()
+        if environments is None:
+            return None
+        rng = np.frombuffer(msgspec.json.encode(self.rng.bit_generator.state), np.uint8)
+        own = {"ended": self.ended, "returns": self.returns, "lengths": self.lengths, "rng": rng}
+        return own | {f"game.{name}": array for name, array in environments.items()}
+
+    def restore(self, state: dict[str, Array]) -> None:
+        prefix = "game."
+        self.obs = self.environments.restore({k[len(prefix) :]: v for k, v in state.items() if k.startswith(prefix)})
+        self.ended, self.returns, self.lengths = (state[k].copy() for k in ("ended", "returns", "lengths"))
+        self.rng.bit_generator.state = msgspec.json.decode(state["rng"].tobytes())
+
+
+def random_actions(game: Game, rng: np.random.Generator, count: int) -> Array:
+    """Uniform: where a policy that knows nothing would explore too little."""
+    action = game.action
+    if isinstance(action, Discrete):
+        return rng.integers(action.start, action.start + action.n, count, np.int32)
+    if isinstance(action, MultiDiscrete):
+        return rng.integers(0, action.nvec, (count, len(action.nvec)), np.int32)
+    assert isinstance(action, Box)
+    low, high = action.bounds
+    if low is None or high is None:
+        return rng.standard_normal((count, *action.shape)).astype(action.dtype)
+    return np.clip(rng.uniform(low, high, (count, *action.shape)).astype(action.dtype), low, high).astype(action.dtype)
+
+
+class Arena:
+    """The memory that a learner and its workers share, cut into arrays: two copies of the weights (one to read while
+    the other is written), who last gave a sign of life when, and the blocks."""
+
+    def __init__(self, plan: Plan, buffer: Any) -> None:
+        self.plan = plan
+        size = sum(int(np.prod(shape)) for shape in plan.params.values())
+        cut = _Cutter(buffer)
+        self.version = cut(np.int64, (1,))
+        self.settings = cut(np.float64, (2, 2))  # of each copy: exploration; 1 to act at random
+        self.weights = cut(np.float32, (2, size))
+        self.beats = cut(np.float64, (plan.workers, 8))  # a cache line each
+        shape = (plan.workers, plan.slots, plan.envs, plan.steps + 1)
+        self.rows = Rows(
+            *(
+                cut(dtype, shape)
+                for dtype in (plan.game.observation.element, plan.game.action.element, "<f4", "u1", "<f4")
+            )
+        )
+        self.size = cut.at
+
+    @classmethod
+    def size_of(cls, plan: Plan) -> int:
+        return cls(plan, None).size
+
+    def block(self, worker: int, slot: int) -> Rows:
+        return Rows(*(array[worker, slot] for array in self.rows))
+
+    def write(self, policy: Policy, at_random: bool) -> int:
+        """New weights for everybody: written beside the current ones, then the version moves on."""
+        version = int(self.version[0]) + 1
+        place = version % 2
+        np.concatenate([policy.params[name].ravel() for name in self.plan.params], out=self.weights[place])
+        self.settings[place] = policy.exploration, at_random
+        self.version[0] = version
+        return version
+
+    def read(self, into: Array) -> tuple[int, float, bool]:
+        while True:
+            version = int(self.version[0])
+            np.copyto(into, self.weights[version % 2])
+            exploration, at_random = self.settings[version % 2]
+            if int(self.version[0]) - version < 2:  # else this copy may have been overwritten while we read it
+                return version, float(exploration), bool(at_random)
+
+
+class _Cutter:
+    """Arrays from one buffer, aligned to cache lines; without a buffer it only counts."""
+
+    def __init__(self, buffer: Any) -> None:
+        self.buffer, self.at = buffer, 0
+
+    def __call__(self, dtype: Any, shape: tuple[int, ...]) -> Array:
+        kind = np.dtype(dtype)
+        start = self.at
+        self.at += -(-int(np.prod(shape, dtype=np.int64)) * kind.itemsize // 64) * 64
+        if self.buffer is None:
+            return np.empty(0, kind)
+        return np.ndarray(shape, kind, self.buffer, start)
+
+
+def views(plan: Plan, flat: Array) -> Iterator[tuple[str, Array]]:
+    at = 0
+    for name, shape in plan.params.items():
+        size = int(np.prod(shape))
+        yield name, flat[at : at + size].reshape(shape)
+        at += size
+
+
+def serve(control: Connection, memory: int) -> None:
+    """A worker's life: fills the slots that it is given with the newest weights there are."""
+    order = msgspec.msgpack.decode(control.recv_bytes(), type=Order)
+    plan = order.plan
+    arena = Arena(plan, mmap.mmap(memory, order.size))
+    actor = Actor(plan.game, build(plan.game, plan.envs), worker_seed(plan, order.worker), order.life)
+    if order.state is not None:
+        actor.restore(unpack(order.state))
+    actor.beat = arena.beats[order.worker]
+    flat = np.empty(arena.weights.shape[1], np.float32)
+    policy = Policy(plan.game, plan.layers, plan.head, dict(views(plan, flat)))
+    while True:
+        message = control.recv_bytes()
+        if message == SNAPSHOT:
+            state = actor.state()
+            control.send_bytes(msgspec.msgpack.encode(Snapshot(None if state is None else pack(state))))
+            continue
+        slot = message[0]
+        version, exploration, at_random = arena.read(flat)
+        if exploration != policy.exploration:
+            policy = policy.explore(exploration)
+        episodes = actor.fill(arena.block(order.worker, slot), policy, at_random)
+        control.send_bytes(msgspec.msgpack.encode(Filled(slot, version, episodes)))
+
+
+def worker_seed(plan: Plan, worker: int) -> int:
+    return int(np.random.SeedSequence((plan.seed, worker)).generate_state(1)[0])
+
+
+def pack(state: dict[str, Array]) -> dict[str, bytes]:
+    """Arrays as messages carry them: type and shape, then the bytes."""
+    return {
+        name: msgspec.msgpack.encode((array.dtype.str, array.shape, array.tobytes())) for name, array in state.items()
+    }
+
+
+def unpack(state: dict[str, bytes]) -> dict[str, Array]:
+    arrays = {}
+    for name, data in state.items():
+        dtype, shape, raw = msgspec.msgpack.decode(data, type=tuple[str, tuple[int, ...], bytes])
+        arrays[name] = np.frombuffer(raw, dtype).reshape(shape)
+    return arrays
+
+
+def main() -> None:
+    # The learner asks a hung worker where it is before it kills it; this works while Python itself is stuck.
+    faulthandler.register(signal.SIGUSR1, all_threads=True)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the learner's to handle
+    try:
+        serve(Connection(int(sys.argv[1])), int(sys.argv[2]))
+    except (EOFError, BrokenPipeError, ConnectionResetError):
+        pass  # the learner is gone or done
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,278 @@
+"""Where simulated experience comes from: one actor in this process, or a pool of worker processes, behind one seam.
+
+Workers act on their own, each with the newest weights at the beginning of its block; nobody waits for anybody but for
+a slot to write into. Control goes through a socket each, data through shared memory. A worker that dies or hangs is
+replaced; its unfinished block is lost, nothing else.
+"""
+
+import logging
+import mmap
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections import deque
+from multiprocessing.connection import Connection, wait
+from pathlib import Path
+from typing import NamedTuple, Protocol
+
+import msgspec
+
+from sparring.errors import SparringError
+from sparring.games.spec import Array
+from sparring.games.vector import build
+from sparring.networks.policy import Policy
+from sparring.training.actor import (
+    SNAPSHOT,
+    Actor,
+    Arena,
+    Filled,
+    Order,
+    Plan,
+    Rows,
+    Snapshot,
+    pack,
+    unpack,
+    worker_seed,
+)
+
+__all__ = ["Block", "Local", "Pool", "Source", "open_source", "plan_for"]
+
+log = logging.getLogger("sparring.rollout")
+STARTING = 120.0  # seconds that a worker may take to import and make its games
+LIVES = 3  # failures in a row, without a block in between, after which a worker is given up
+
+
+class Block(NamedTuple):
+    worker: int
+    slot: int
+    lag: int  # how many policies behind the newest
+    rows: Rows  # a view: valid until the slot is given back
+    episodes: list[tuple[float, int]]
+
+
+class Source(Protocol):
+    plan: Plan
+    replaced: int  # workers that died or hung
+
+    def publish(self, policy: Policy, at_random: bool = False) -> None:
+        """Blocks that are begun from now on are played with this."""
+
+    def start(self) -> None:
+        """Asks every worker for one more block."""
+
+    def take(self) -> Block:
+        """The next block that is full."""
+
+    def release(self, block: Block) -> None:
+        """Done with it: its worker may fill it anew."""
+
+    def state(self) -> list[dict[str, Array] | None]:
+        """Of every worker; only while no block is asked for."""
+
+    def close(self) -> None: ...
+
+
+def plan_for(policy: Policy, *, workers: int, envs: int, steps: int, slots: int, seed: int) -> Plan:
+    shapes = {name: array.shape for name, array in policy.params.items()}
+    return Plan(policy.game, policy.layers, policy.head, shapes, max(workers, 1), envs, steps, slots, seed)
+
+
+def open_source(
+    plan: Plan, workers: int, limit: float, logs: Path, states: list[dict[str, Array] | None] | None = None
+) -> "Source":
+    return Pool(plan, limit, logs, states) if workers else Local(plan, states)
+
+
+class Local:
+    """One actor in this process: blocks are played when they are taken. For debuggers, small games and identity."""
+
+    def __init__(self, plan: Plan, states: list[dict[str, Array] | None] | None = None) -> None:
+        self.plan, self.replaced = plan, 0
+        self.arena = Arena(plan, bytearray(Arena.size_of(plan)))
+        self.actor = Actor(plan.game, build(plan.game, plan.envs), worker_seed(plan, 0))
+        if states and states[0] is not None:
+            self.actor.restore(states[0])
+        self.policy: Policy | None = None
+        self.at_random = False
+
+    def publish(self, policy: Policy, at_random: bool = False) -> None:
+        self.policy, self.at_random = policy, at_random
+
+    def start(self) -> None:
+        pass
+
+    def take(self) -> Block:
+        assert self.policy is not None, "publish a policy first"
+        rows = self.arena.block(0, 0)
+        return Block(0, 0, 0, rows, self.actor.fill(rows, self.policy, self.at_random))
+
+    def release(self, block: Block) -> None:
+        pass
+
+    def state(self) -> list[dict[str, Array] | None]:
+        return [self.actor.state()]
+
+    def close(self) -> None:
+        self.actor.environments.close()
+
+
+class _Worker:
+    """A place in the pool and the process that holds it."""
+
+    def __init__(self, index: int) -> None:
+        self.index = index
+        self.life = -1  # of the process that has the place now
+        self.failures = 0  # in a row
+        self.granted: deque[int] = deque()  # slots it was asked to fill, in order
+        self.process: subprocess.Popen[bytes]
+        self.control: Connection
+        self.log: Path
+        self.born = 0.0
+
+
+class Pool:
+    def __init__(
+        self, plan: Plan, limit: float, logs: Path, states: list[dict[str, Array] | None] | None = None
+    ) -> None:
+        self.plan, self.limit, self.logs, self.replaced = plan, limit, logs, 0
+        logs.mkdir(parents=True, exist_ok=True)
+        size = Arena.size_of(plan)
+        # Without a name: it is gone with the last process that has it open, however that one ends.
+        self.memory = tempfile.TemporaryFile(dir="/dev/shm" if os.path.isdir("/dev/shm") else None)  # noqa: SIM115
+        self.memory.truncate(size)
+        self.arena = Arena(plan, mmap.mmap(self.memory.fileno(), size))
+        self.workers = [_Worker(i) for i in range(plan.workers)]
+        self._rounds = 0
+        for worker, state in zip(self.workers, states or [None] * plan.workers, strict=True):
+            self._spawn(worker, state)
+
+    def _spawn(self, worker: _Worker, state: dict[str, Array] | None = None) -> None:
+        worker.life += 1
+        worker.log = self.logs / f"worker-{worker.index}.log"
+        ours, theirs = socket.socketpair()
+        # Each worker is one core's work: more threads would only fight over the cores.
+        threads = {f"{name}_NUM_THREADS": "1" for name in ("OMP", "OPENBLAS", "MKL")}
+        with theirs, worker.log.open("ab") as file:
+            worker.process = subprocess.Popen(
+                [sys.executable, "-m", "sparring.training.actor", str(theirs.fileno()), str(self.memory.fileno())],
+                pass_fds=(theirs.fileno(), self.memory.fileno()),
+                env=os.environ | threads,
+                stdin=subprocess.DEVNULL,
+                stdout=file,
+                stderr=file,
+            )
+        worker.control = Connection(ours.detach())
+        worker.born = time.monotonic()
+        self.arena.beats[worker.index, 0] = 0.0
+        packed = None if state is None else pack(state)
+        order = Order(self.plan, worker.index, self.arena.size, worker.life, packed)
+        try:
+            worker.control.send_bytes(msgspec.msgpack.encode(order))
+            for slot in worker.granted:  # what its predecessor was asked for
+                worker.control.send_bytes(bytes([slot]))
+        except (BrokenPipeError, ConnectionResetError):
+            pass  # dead already: `take` notices
+
+    def publish(self, policy: Policy, at_random: bool = False) -> None:
+        self.arena.write(policy, at_random)
+
+    def start(self) -> None:
+        slot = self._rounds % self.plan.slots
+        self._rounds += 1
+        for worker in self.workers:
+            self._grant(worker, slot)
+
+    def release(self, block: Block) -> None:
+        self._grant(self.workers[block.worker], block.slot)
+
+    def _grant(self, worker: _Worker, slot: int) -> None:
+        worker.granted.append(slot)
+        try:
+            worker.control.send_bytes(bytes([slot]))
+        except (BrokenPipeError, ConnectionResetError):
+            pass  # dead: `take` replaces it and asks again
+
+    def take(self) -> Block:
+        while True:
+            by_control = {worker.control: worker for worker in self.workers}
+            for control in wait(list(by_control), timeout=min(1.0, self.limit / 4)):
+                worker = by_control[control]  # type: ignore[index]  # we passed Connections, we get Connections
+                try:
+                    message = msgspec.msgpack.decode(worker.control.recv_bytes(), type=Filled)
+                except (EOFError, ConnectionResetError):
+                    self._replace(worker, f"died (exit code {worker.process.wait()})")
+                    continue
+                assert worker.granted.popleft() == message.slot
+                worker.failures = 0
+                lag = int(self.arena.version[0]) - message.version
+                rows = self.arena.block(worker.index, message.slot)
+                return Block(worker.index, message.slot, lag, rows, message.episodes)
+            self._look_for_hung()
+
+    def _look_for_hung(self) -> None:
+        now = time.monotonic()
+        for worker in self.workers:
+            beat = float(self.arena.beats[worker.index, 0])
+            limit, since = (self.limit, beat) if beat else (max(STARTING, self.limit), worker.born)
+            if worker.granted and now - since > limit:
+                self._ask_where(worker)
+                self._replace(worker, f"gave no sign of life for {now - since:.0f} s and was killed")
+
+    def _ask_where(self, worker: _Worker) -> None:
+        """Its traceback, into its log; given up after a second: it may be beyond answering."""
+        size, until = worker.log.stat().st_size, time.monotonic() + 1.0
+        worker.process.send_signal(signal.SIGUSR1)
+        while worker.log.stat().st_size == size and time.monotonic() < until and worker.process.poll() is None:
+            time.sleep(0.02)
+        worker.process.kill()
+        worker.process.wait()
+
+    def _replace(self, worker: _Worker, why: str) -> None:
+        worker.control.close()
+        worker.failures += 1
+        self.replaced += 1
+        last = tail(worker.log)
+        if worker.failures >= LIVES:
+            raise SparringError(
+                f"rollout worker {worker.index} {why}, {LIVES} times in a row: the game cannot be played. "
+                f"Its last words ({worker.log}):\n{last}"
+            )
+        log.warning("rollout worker %d %s; it is replaced. Its last words:\n%s", worker.index, why, last)
+        self._spawn(worker)
+
+    def state(self) -> list[dict[str, Array] | None]:
+        states = []
+        for worker in self.workers:
+            assert not worker.granted, "a worker is still playing"
+            try:
+                worker.control.send_bytes(SNAPSHOT)
+                packed = msgspec.msgpack.decode(worker.control.recv_bytes(), type=Snapshot).state
+            except (EOFError, BrokenPipeError, ConnectionResetError):
+                packed = None  # it died; whoever resumes starts this worker's games anew
+            states.append(None if packed is None else unpack(packed))
+        return states
+
+    def close(self) -> None:
+        """Workers stop when their socket is closed; one that does not hear of it soon enough is killed."""
+        for worker in self.workers:
+            worker.control.close()
+        until = time.monotonic() + 2.0
+        for worker in self.workers:
+            try:
+                worker.process.wait(max(until - time.monotonic(), 0.01))
+            except subprocess.TimeoutExpired:
+                worker.process.kill()
+                worker.process.wait()
+        self.memory.close()
+
+
+def tail(path: Path, lines: int = 15) -> str:
+    try:
+        text = path.read_bytes()[-8192:].decode(errors="replace")
+    except FileNotFoundError:
+        return ""
+    return "\n".join(text.splitlines()[-lines:])
