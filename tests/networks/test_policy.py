@@ -1,6 +1,7 @@
 """What a policy does with an observation: chances, densities, bounds, refusals. ONNX is tested against it elsewhere."""
 
 import itertools
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -9,7 +10,7 @@ import pytest
 
 from sparring.errors import InputError
 from sparring.games import Box, Dict, Discrete, Game, MultiDiscrete
-from sparring.networks.policy import Policy, features
+from sparring.networks.policy import Policy, features, log_normal_cdf
 from sparring.networks.spec import (
     Categorical,
     Conv,
@@ -108,16 +109,31 @@ def test_squashed_density_far_out_stays_finite() -> None:
 
 
 def test_gaussian_density_is_of_the_recorded_action() -> None:
-    """A learner recomputes it from the (clipped) action in the fragment; at the same parameters the ratio must be 1."""
-    log_std = np.float32([0.3, -0.5])
-    policy = fixed(Box((2,), low=(0.0, -4.0), high=(2.0, 4.0)), Gaussian(), [0.8, -0.1], **{"head.log_std": log_std})
+    """A learner recomputes it from the (clipped) action in the fragment; at the same parameters the ratio must be 1.
+    On a bound lies all of the Gaussian's mass beyond it."""
+    log_std, mean = np.float32([0.3, -0.5]), np.float32([0.8, -0.1])
+    policy = fixed(Box((2,), low=(0.0, -4.0), high=(2.0, 4.0)), Gaussian(), list(mean), **{"head.log_std": log_std})
     action, log_prob = sample(policy, 1000)
     unit = (action - [1, 0]) / [1, 4]
-    assert (np.abs(unit) == 1).any()
-    z = (unit - np.float32([0.8, -0.1])) / np.exp(log_std)
-    np.testing.assert_allclose(
-        log_prob, (-0.5 * z**2 - log_std - 0.5 * np.log(2 * np.pi)).sum(-1), rtol=1e-4, atol=1e-4
-    )
+    z, beyond = (unit - mean) / np.exp(log_std), (1 - unit * mean) / np.exp(log_std)
+    density = -0.5 * z**2 - log_std - 0.5 * np.log(2 * np.pi)
+    mass = np.vectorize(lambda x: math.log(0.5 * math.erfc(x / 2**0.5)))(beyond)
+    on_bound = np.abs(unit) == 1
+    assert on_bound.any(0).all()
+    for i, edge in itertools.product((0, 1), (-1, 1)):
+        there = (1 - edge * mean[i]) / np.exp(log_std[i])
+        assert (unit[:, i] == edge).mean() == pytest.approx(0.5 * math.erfc(there / 2**0.5), abs=0.05)
+    np.testing.assert_allclose(log_prob, np.where(on_bound, mass, density).sum(-1), rtol=1e-4, atol=1e-4)
+
+
+def test_log_normal_cdf_is_right_far_into_both_tails() -> None:
+    x = np.linspace(-35, 12, 2001)
+    expected = [
+        math.log(0.5 * math.erfc(-v / 2**0.5)) if v < 0 else math.log1p(-0.5 * math.erfc(v / 2**0.5)) for v in x
+    ]
+    np.testing.assert_allclose(log_normal_cdf(x), expected, rtol=3e-7, atol=1e-7)
+    np.testing.assert_allclose(log_normal_cdf(x.astype(np.float32)), expected, rtol=1e-5, atol=1e-6)
+    assert np.isfinite(log_normal_cdf(np.float32([-3e38, -1e9, 1e9, 3e38]))).all()
 
 
 def test_gaussian_density_with_a_tiny_deviation() -> None:

@@ -1,31 +1,36 @@
 """What every algorithm offers. Off-policy ones learn from batches of replayed transitions, on-policy ones from the
 trajectories of recent policies. State is a NamedTuple of arrays: checkpointed, sharded and compared as a pytree."""
 
-from typing import Any, ClassVar, NamedTuple, Protocol
+from typing import Annotated, Any, ClassVar, Protocol
 
 import jax
+import msgspec
 
 from sparring.experience.replay import Batch
+from sparring.experience.trajectories import Trajectories
 from sparring.games import Game
 from sparring.games.spec import Array
 from sparring.networks.policy import Policy
 
-__all__ = ["Algorithm", "Metrics", "OffPolicyConfig", "OnPolicyConfig", "Trajectories"]
+__all__ = [
+    "Algorithm",
+    "Count",
+    "Fraction",
+    "Metrics",
+    "NonNegative",
+    "OffPolicyConfig",
+    "OnPolicyConfig",
+    "Positive",
+    "Trajectories",
+]
+
+# What a hyperparameter may be; checked when a configuration is read (`algorithms.create`).
+Positive = Annotated[float, msgspec.Meta(gt=0)]
+NonNegative = Annotated[float, msgspec.Meta(ge=0)]
+Fraction = Annotated[float, msgspec.Meta(ge=0, le=1)]
+Count = Annotated[int, msgspec.Meta(ge=1)]
 
 Metrics = dict[str, jax.Array]  # "loss/q", "q/mean", …: scalars, means over the updates of one call
-
-
-class Trajectories(NamedTuple):
-    """Segments of play: (segments, T, …), observations (segments, T + 1, …). `mask` is 0 behind the end of a segment;
-    `terminated` and `ended` are per step. `log_prob` is that of the policy that acted."""
-
-    obs: Any
-    action: Any
-    reward: Any
-    terminated: Any  # the next state is terminal: its value is 0
-    ended: Any  # terminated, or cut (time limit, end of segment): nothing flows back across it
-    log_prob: Any
-    mask: Any
 
 
 class OffPolicyConfig(Protocol):

@@ -14,7 +14,7 @@ from onnx import TensorProto, checker, helper, numpy_helper
 
 from sparring.games import Box, Dict, Discrete, MultiDiscrete, Space
 from sparring.games.spec import Array
-from sparring.networks.policy import CLIP, GUMBEL_CLIP, HALF_LOG_2PI, LOG_2, LOG_STD_RANGE, MIN_PROB, Policy
+from sparring.networks.policy import CLIP, ERFC, FAR, GUMBEL_CLIP, HALF_LOG_2PI, LOG_2, LOG_STD_RANGE, MIN_PROB, Policy
 from sparring.networks.spec import Categorical, Conv, Gaussian, Layer, QValues, Squashed, action_size, image_layout
 
 __all__ = ["render"]
@@ -211,9 +211,7 @@ def _continuous(g: Graph, policy: Policy, out: str) -> tuple[str, str, str]:
         log_std = g.constant(policy.params["head.log_std"], "head.log_std")
         u = g.op("Add", out, g.op("Mul", "noise", g.op("Exp", log_std)))
         best, chosen = (_clip(g, v, s.unit_low, s.unit_high) for v in (out, u))
-        clipped = g.op("Mul", g.op("Sub", chosen, out), g.op("Exp", g.op("Neg", log_std)))
-        z = g.op("Where", g.op("Equal", chosen, u), "noise", clipped)
-        density = _log_normal(g, z, log_std)
+        density = _log_clipped_normal(g, policy, out, log_std, _scale(g, policy, chosen))
     elif isinstance(policy.head, Squashed):
         mean, log_std = _split(g, out, (k, k))
         log_std = g.op("Clip", log_std, *LOG_STD_RANGE)
@@ -235,15 +233,41 @@ def _log_normal(g: Graph, z: str, log_std: str) -> str:
     return g.op("Sub", g.op("Sub", g.op("Mul", g.op("Mul", z, z), -0.5), log_std), HALF_LOG_2PI)
 
 
+def _log_clipped_normal(g: Graph, policy: Policy, mean: str, log_std: str, action: str) -> str:
+    """See `Policy._log_prob_gaussian`: the tail's mass on a bound, else the density."""
+    s = policy.scaling
+    at_low, at_high = (g.op("Equal", action, bound) for bound in (s.low, s.high))
+    low, high = (np.where(np.isfinite(edge), edge, np.float32(0)) for edge in (s.unit_low, s.unit_high))
+    distance = g.op("Where", at_high, g.op("Sub", mean, high), g.op("Sub", low, mean))
+    tail = _log_normal_cdf(g, g.op("Mul", distance, g.op("Exp", g.op("Neg", log_std))))
+    return g.op("Where", at_high, tail, g.op("Where", at_low, tail, _log_normal(g, "noise", log_std)))
+
+
+def _log_normal_cdf(g: Graph, x: str) -> str:
+    """See `policy.log_normal_cdf`."""
+    a = g.op("Mul", g.op("Min", g.op("Max", x, g.op("Neg", x)), FAR), 0.5**0.5)
+    t = g.op("Div", 1.0, g.op("Add", g.op("Mul", a, 0.5), 1.0))
+    fit = g.constant(ERFC[0])
+    for c in ERFC[1:]:
+        fit = g.op("Add", g.op("Mul", fit, t), c)
+    tail = g.op("Sub", g.op("Add", g.op("Sub", g.op("Log", t), g.op("Mul", a, a)), fit), LOG_2)
+    return g.op("Where", g.op("Less", x, 0.0), tail, g.op("Log", g.op("Sub", 1.0, g.op("Exp", tail))))
+
+
 def _to_game(g: Graph, policy: Policy, unit: str) -> str:
+    flat, shape = _scale(g, policy, unit), policy.game.action.element.shape
+    return flat if len(shape) == 1 else g.op("Reshape", flat, np.array([0, *shape]))  # 0: as it was, N
+
+
+def _scale(g: Graph, policy: Policy, unit: str) -> str:
+    """Numbers in ±1 → the game's, still flat."""
     action, s = policy.game.action, policy.scaling
     assert isinstance(action, Box)
     if action.dtype != "float32":
         unit = _cast(g, unit, np.dtype(action.dtype).type)
     if s.bounded.any():
         unit = g.op("Add", g.op("Mul", unit, s.half), s.centre)
-    game = _clip(g, unit, s.low, s.high)
-    return game if len(action.shape) == 1 else g.op("Reshape", game, np.array([0, *action.shape]))  # 0: as it was, N
+    return _clip(g, unit, s.low, s.high)
 
 
 def _clip(g: Graph, x: str, low: Array, high: Array) -> str:
