@@ -5,20 +5,25 @@ import importlib
 from typing import Any
 
 from sparring.errors import InputError
-from sparring.games import Discrete, Game
+from sparring.games import Box, Discrete, Game
+from sparring.networks.spec import scaling
 
-__all__ = ["NAMES", "create", "default_for"]
+__all__ = ["NAMES", "check_name", "create", "default_for"]
 
-NAMES = {"dqn": "DQN"}  # module → class; modules load when used, so listing names costs nothing
+NAMES = {
+    "dqn": "DQN",
+    "ddpg": "DDPG",
+    "td3": "TD3",
+    "sac": "SAC",
+    "ppo": "PPO",
+}  # module → class; modules load when used, so listing names costs nothing
 
 
 def create(name: str, game: Game, config: dict[str, Any] | None = None) -> Any:
     """The algorithm, with hyperparameters checked; InputError names what is wrong and the nearest right key."""
     import msgspec
 
-    if name not in NAMES:
-        near = difflib.get_close_matches(name, NAMES, 1)
-        raise InputError(f"no algorithm {name!r}{f', did you mean {near[0]!r}?' if near else ''}: {', '.join(NAMES)}")
+    check_name(name)
     module = importlib.import_module(f"sparring.algorithms.{name}")
     fields = [f.name for f in msgspec.structs.fields(module.Config)]
     for key in config or {}:
@@ -33,6 +38,15 @@ def create(name: str, game: Game, config: dict[str, Any] | None = None) -> Any:
     return getattr(module, NAMES[name])(game, hyperparameters)
 
 
+def check_name(name: str) -> None:
+    if name not in NAMES:
+        near = difflib.get_close_matches(name, NAMES, 1)
+        hint = f", did you mean {near[0]!r}?" if near else f": choose one of {', '.join(NAMES)}"
+        raise InputError(f"no algorithm {name!r}{hint}")
+
+
 def default_for(game: Game) -> str | None:
     """The algorithm that learns a game from the store when nobody chose one; none: not learnable yet."""
-    return "dqn" if isinstance(game.action, Discrete) else None
+    if isinstance(game.action, Discrete):
+        return "dqn"
+    return "sac" if isinstance(game.action, Box) and scaling(game.action).bounded.all() else "ppo"

@@ -37,15 +37,25 @@ def init_params(key: jax.Array, shapes: dict[str, tuple[int, ...]], head_scale: 
     return params
 
 
-def torso(layers: tuple[Layer, ...], params: Params, x: jax.Array, prefix: str = "") -> jax.Array:
-    """Features (uint8 images or floats) → the flat vector that the heads see."""
+def torso(
+    layers: tuple[Layer, ...], params: Params, x: jax.Array, prefix: str = "", extra: jax.Array | None = None
+) -> jax.Array:
+    """Features (uint8 images or floats) → the flat vector that the heads see. `extra`: see `spec.torso_shapes`."""
     if x.dtype == jnp.uint8:
         x = x.astype(jnp.float32) * (1 / 255)
     for i, layer in enumerate(layers):
         w, b = params[f"{prefix}torso.{i}.w"], params[f"{prefix}torso.{i}.b"]
-        z = convolve(x, w, layer.stride) + b if isinstance(layer, Conv) else x.reshape(len(x), -1) @ w + b
+        if isinstance(layer, Conv):
+            z = convolve(x, w, layer.stride) + b
+        else:
+            z, extra = _join(x, extra) @ w + b, None
         x = ACTIVATIONS[layer.activation](z)
-    return x.reshape(len(x), -1)
+    return _join(x, extra)
+
+
+def _join(x: jax.Array, extra: jax.Array | None) -> jax.Array:
+    flat = x.reshape(len(x), -1)
+    return flat if extra is None else jnp.concatenate([flat, extra], -1)
 
 
 def dense(params: Params, name: str, x: jax.Array) -> jax.Array:

@@ -185,11 +185,9 @@ def param_shapes(game: Game, layers: tuple[Layer, ...], head: Head) -> dict[str,
 def torso_shapes(
     observation: Space, layers: tuple[Layer, ...], extra: int = 0
 ) -> tuple[dict[str, tuple[int, ...]], tuple[int, ...]]:
-    """Arrays of the layers below a head, and the shape that leaves them. `extra` inputs join the first (flat) layer:
-    a critic's action."""
+    """Arrays of the layers below a head, and the shape that leaves them. `extra` inputs (a critic's action) join the
+    first Dense layer, or the head where there is none: behind an image's convolutions."""
     shape = feature_shape(observation)
-    if extra:
-        shape = (_size(shape) + extra,)
     shapes: dict[str, tuple[int, ...]] = {}
     for i, layer in enumerate(layers):
         _check_layer(i, layer)
@@ -203,10 +201,10 @@ def torso_shapes(
             shapes[f"torso.{i}.b"] = (layer.filters,)
             shape = ((h - layer.kernel) // layer.stride + 1, (w - layer.kernel) // layer.stride + 1, layer.filters)
         else:
-            shapes[f"torso.{i}.w"] = (_size(shape), layer.units)
+            shapes[f"torso.{i}.w"] = (_size(shape) + extra, layer.units)
             shapes[f"torso.{i}.b"] = (layer.units,)
-            shape = (layer.units,)
-    return shapes, shape
+            shape, extra = (layer.units,), 0
+    return shapes, (_size(shape) + extra,) if extra else shape
 
 
 def _check_layer(i: int, layer: Layer) -> None:

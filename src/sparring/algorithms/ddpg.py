@@ -1,0 +1,136 @@
+"""DDPG: deep deterministic policy gradient (Lillicrap et al. 2016), for Box actions with bounds. Learns from replayed
+transitions. TD3 is the same with three cures for over-estimated values: prefer it unless you compare."""
+
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import msgspec
+import numpy as np
+import optax
+
+from sparring.algorithms.protocol import Count, Fraction, Metrics, NonNegative, Positive
+from sparring.errors import InputError
+from sparring.experience.replay import Batch
+from sparring.games import Box, Game
+from sparring.games.spec import Array
+from sparring.networks.actor_critic import critic_shapes, critics
+from sparring.networks.functions import Params, dense, init_params, normalise, torso
+from sparring.networks.policy import Policy
+from sparring.networks.spec import Dense, Deterministic, Layer, param_shapes
+
+__all__ = ["DDPG", "Config", "State"]
+
+
+class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    lr: Positive = 1e-3  # Adam's step size for the actor
+    critic_lr: Positive = 1e-3  # … and for the critic
+    gamma: Fraction = 0.99  # how much the future counts: ~1/(1−γ) steps ahead
+    batch: Count = 256  # transitions per update
+    n_step: Count = 1  # rewards summed before bootstrapping: faster credit, slightly off-policy
+    tau: Fraction = 0.005  # how fast the targets follow, per update
+    exploration_initial: NonNegative = 1.0  # deviation of the noise on actions (scaled to ±1) at the start …
+    exploration_final: NonNegative = 0.1  # … and after
+    exploration_steps: Count = 2_000  # this many steps of experience
+    replay: Count = 1_000_000  # rows of the replay window
+    learning_starts: Count = 1_000  # transitions before the first update
+    updates_per_step: Positive = 1.0  # gradient steps per step of experience
+    normalise: bool = True  # observations to mean 0, deviation 1, inside the policy
+    layers: tuple[Layer, ...] = (Dense(256), Dense(256))  # the actor's
+    critic_layers: tuple[Layer, ...] = (Dense(256), Dense(256))
+
+
+class State(NamedTuple):
+    actor: Params
+    critic: Params
+    target_actor: Params
+    target_critic: Params
+    actor_optimiser: Any
+    critic_optimiser: Any
+    updates: jax.Array
+
+
+class DDPG:
+    name = "ddpg"
+    on_policy = False
+
+    def __init__(self, game: Game, config: Config = Config()) -> None:
+        if not isinstance(game.action, Box):
+            raise InputError(f"DDPG takes Box actions, {game.name} has {type(game.action).__name__}: use dqn or ppo")
+        self.game, self.config = game, config
+        self.head = Deterministic()
+        self.actor_shapes = param_shapes(game, config.layers, self.head)
+        self.critic_shapes = critic_shapes(game, config.critic_layers, count=1)
+        self.optimiser, self.critic_optimiser = optax.adam(config.lr), optax.adam(config.critic_lr)
+
+    def init(self, key: jax.Array) -> State:
+        actor_key, critic_key = jax.random.split(key)
+        actor, critic = init_params(actor_key, self.actor_shapes), init_params(critic_key, self.critic_shapes)
+        return State(
+            actor,
+            critic,
+            actor,
+            critic,
+            self.optimiser.init(actor),
+            self.critic_optimiser.init(critic),
+            jnp.zeros((), jnp.int32),
+        )
+
+    def exploration(self, steps: int) -> float:
+        """The noise's deviation after so many steps of experience: linear from initial to final."""
+        c = self.config
+        done = min(steps / c.exploration_steps, 1.0)
+        return c.exploration_initial + (c.exploration_final - c.exploration_initial) * done
+
+    def policy(self, state: State, normaliser: dict[str, Array], exploration: float) -> Policy:
+        params = {name: np.asarray(p) for name, p in state.actor.items()}
+        return Policy(self.game, self.config.layers, self.head, params | normaliser, exploration)
+
+    def update(self, state: State, normaliser: dict[str, Array], batches: Batch) -> tuple[State, Metrics]:
+        """One gradient step per leading row of `batches`, fused into one call; metrics are means over them."""
+        return _update(self, state, normaliser, batches)
+
+    def act(self, actor: Params, obs: jax.Array) -> jax.Array:
+        """μ(s), scaled to ±1."""
+        return jnp.tanh(dense(actor, "head", torso(self.config.layers, actor, obs)))
+
+    def q(self, params: Params, obs: jax.Array, action: jax.Array) -> jax.Array:
+        return critics(self.config.critic_layers, params, obs, action, count=1)[0]
+
+    def critic_loss(self, critic: Params, state: State, batch: Batch) -> tuple[jax.Array, Metrics]:
+        """Eq. 4–5: (Q(s,a) − y)², y = r + γ Q′(s′, μ′(s′))."""
+        value = self.q(state.target_critic, batch.next_obs, self.act(state.target_actor, batch.next_obs))
+        y = jax.lax.stop_gradient(batch.reward + batch.discount * value)
+        q = self.q(critic, batch.obs, batch.action)
+        loss = jnp.square(q - y).mean()
+        return loss, {"loss/critic": loss, "q/mean": q.mean()}
+
+    def actor_loss(self, actor: Params, state: State, batch: Batch) -> jax.Array:
+        """Eq. 6: −Q(s, μ(s)), whose gradient is the deterministic policy gradient (Silver et al. 2014)."""
+        return -self.q(state.critic, batch.obs, self.act(actor, batch.obs)).mean()
+
+
+@partial(jax.jit, static_argnums=0)
+def _update(ddpg: DDPG, state: State, normaliser: Params, batches: Batch) -> tuple[State, Metrics]:
+    def step(state: State, batch: Batch) -> tuple[State, Metrics]:
+        batch = batch._replace(obs=normalise(normaliser, batch.obs), next_obs=normalise(normaliser, batch.next_obs))
+        grads, metrics = jax.grad(ddpg.critic_loss, has_aux=True)(state.critic, state, batch)
+        change, critic_optimiser = ddpg.critic_optimiser.update(grads, state.critic_optimiser)
+        state = state._replace(critic=optax.apply_updates(state.critic, change), critic_optimiser=critic_optimiser)
+        loss, grads = jax.value_and_grad(ddpg.actor_loss)(state.actor, state, batch)
+        change, actor_optimiser = ddpg.optimiser.update(grads, state.actor_optimiser)
+        state = state._replace(actor=optax.apply_updates(state.actor, change), actor_optimiser=actor_optimiser)
+        return _follow(ddpg, state), metrics | {"loss/actor": loss}
+
+    state, metrics = jax.lax.scan(step, state, batches)
+    return state, {name: values.mean() for name, values in metrics.items()}
+
+
+def _follow(ddpg: DDPG, state: State) -> State:
+    """The targets move towards what was learned."""
+    return state._replace(
+        target_actor=optax.incremental_update(state.actor, state.target_actor, ddpg.config.tau),
+        target_critic=optax.incremental_update(state.critic, state.target_critic, ddpg.config.tau),
+        updates=state.updates + 1,
+    )

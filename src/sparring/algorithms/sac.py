@@ -1,0 +1,157 @@
+"""SAC: soft actor-critic with twin critics and an automatic temperature (Haarnoja et al. 2018, "Soft Actor-Critic
+Algorithms and Applications"), for Box actions with bounds. Learns from replayed transitions."""
+
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import msgspec
+import numpy as np
+import optax
+
+from sparring.algorithms.protocol import Count, Fraction, Metrics, Positive
+from sparring.errors import InputError
+from sparring.experience.replay import Batch
+from sparring.games import Box, Game
+from sparring.games.spec import Array
+from sparring.networks.actor_critic import critic_shapes, critics, sample_squashed
+from sparring.networks.functions import Params, dense, init_params, normalise, torso
+from sparring.networks.policy import Policy
+from sparring.networks.spec import Dense, Layer, Squashed, action_size, param_shapes
+
+__all__ = ["SAC", "Config", "State"]
+
+CRITICS = 2
+
+
+class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    lr: Positive = 3e-4  # Adam's step size for the actor and the temperature
+    critic_lr: Positive = 1e-3  # … and for the critics, which may run ahead of the actor
+    gamma: Fraction = 0.99  # how much the future counts: ~1/(1−γ) steps ahead
+    batch: Count = 256  # transitions per update
+    n_step: Count = 1  # rewards summed before bootstrapping; beyond 1 the entropy of the steps between is left out
+    tau: Fraction = 0.005  # how fast the target critics follow, per update
+    temperature: Positive = 1.0  # α at the start: what a nat of entropy is worth in reward
+    tune_temperature: bool = True  # move α so that the entropy stays near its target; false: α is a constant
+    target_entropy: float | None = None  # nats of actions scaled to ±1; none: −1 per action dimension (paper, app. D)
+    replay: Count = 1_000_000  # rows of the replay window
+    learning_starts: Count = 1_000  # transitions before the first update
+    updates_per_step: Positive = 1.0  # gradient steps per step of experience
+    normalise: bool = True  # observations to mean 0, deviation 1, inside the policy
+    layers: tuple[Layer, ...] = (Dense(256), Dense(256))  # the actor's
+    critic_layers: tuple[Layer, ...] = (Dense(256), Dense(256))
+
+
+class State(NamedTuple):
+    actor: Params
+    critic: Params
+    target: Params
+    log_temperature: jax.Array
+    actor_optimiser: Any
+    critic_optimiser: Any
+    temperature_optimiser: Any
+    key: jax.Array
+    updates: jax.Array
+
+
+class SAC:
+    name = "sac"
+    on_policy = False
+
+    def __init__(self, game: Game, config: Config = Config()) -> None:
+        if not isinstance(game.action, Box):
+            raise InputError(f"SAC takes Box actions, {game.name} has {type(game.action).__name__}: use dqn or ppo")
+        self.game, self.config = game, config
+        self.head = Squashed()
+        self.actor_shapes = param_shapes(game, config.layers, self.head)
+        self.critic_shapes = critic_shapes(game, config.critic_layers, CRITICS)
+        self.optimiser, self.critic_optimiser = optax.adam(config.lr), optax.adam(config.critic_lr)
+        given = config.target_entropy
+        self.target_entropy = -float(action_size(game.action)) if given is None else given
+
+    def init(self, key: jax.Array) -> State:
+        key, actor_key, critic_key = jax.random.split(key, 3)
+        actor, critic = init_params(actor_key, self.actor_shapes), init_params(critic_key, self.critic_shapes)
+        log_temperature = jnp.log(jnp.float32(self.config.temperature))
+        return State(
+            actor,
+            critic,
+            critic,
+            log_temperature,
+            self.optimiser.init(actor),
+            self.critic_optimiser.init(critic),
+            self.optimiser.init(log_temperature),
+            jax.random.key_data(key),
+            jnp.zeros((), jnp.int32),
+        )
+
+    def exploration(self, steps: int) -> float:
+        return 0.0  # the policy explores by itself
+
+    def policy(self, state: State, normaliser: dict[str, Array], exploration: float) -> Policy:
+        params = {name: np.asarray(p) for name, p in state.actor.items()}
+        return Policy(self.game, self.config.layers, self.head, params | normaliser, exploration)
+
+    def update(self, state: State, normaliser: dict[str, Array], batches: Batch) -> tuple[State, Metrics]:
+        """One gradient step per leading row of `batches`, fused into one call; metrics are means over them."""
+        return _update(self, state, normaliser, batches)
+
+    def act(self, actor: Params, obs: jax.Array, key: jax.Array) -> tuple[jax.Array, jax.Array]:
+        """a ~ π(·|s) scaled to ±1, and log π(a|s)."""
+        return sample_squashed(key, dense(actor, "head", torso(self.config.layers, actor, obs)))
+
+    def q(self, params: Params, obs: jax.Array, action: jax.Array) -> jax.Array:
+        return critics(self.config.critic_layers, params, obs, action, CRITICS)
+
+    def critic_loss(self, critic: Params, state: State, batch: Batch, key: jax.Array) -> tuple[jax.Array, Metrics]:
+        """Eq. 5–6: ½(Qᵢ(s,a) − y)², y = r + γ (minᵢ Q′ᵢ(s′,a′) − α log π(a′|s′)), a′ ~ π(·|s′)."""
+        action, log_prob = self.act(state.actor, batch.next_obs, key)
+        value = self.q(state.target, batch.next_obs, action).min(0) - jnp.exp(state.log_temperature) * log_prob
+        y = jax.lax.stop_gradient(batch.reward + batch.discount * value)
+        q = self.q(critic, batch.obs, batch.action)
+        loss = 0.5 * jnp.square(q - y).mean(1).sum()
+        return loss, {"loss/critic": loss, "q/mean": q.mean()}
+
+    def actor_loss(self, actor: Params, state: State, batch: Batch, key: jax.Array) -> tuple[jax.Array, jax.Array]:
+        """Eq. 9: α log π(a|s) − minᵢ Qᵢ(s,a), a ~ π(·|s) reparameterised; and the mean log-probability."""
+        action, log_prob = self.act(actor, batch.obs, key)
+        q = self.q(state.critic, batch.obs, action).min(0)
+        return (jnp.exp(state.log_temperature) * log_prob - q).mean(), log_prob.mean()
+
+    def temperature_loss(self, log_temperature: jax.Array, log_prob: jax.Array) -> jax.Array:
+        """Eq. 18 with log α in the place of α: the same sign, but a step does not shrink with α itself."""
+        return -log_temperature * (jax.lax.stop_gradient(log_prob) + self.target_entropy)
+
+
+@partial(jax.jit, static_argnums=0)
+def _update(sac: SAC, state: State, normaliser: Params, batches: Batch) -> tuple[State, Metrics]:
+    def step(state: State, batch: Batch) -> tuple[State, Metrics]:
+        batch = batch._replace(obs=normalise(normaliser, batch.obs), next_obs=normalise(normaliser, batch.next_obs))
+        key, critic_key, actor_key = jax.random.split(jax.random.wrap_key_data(state.key), 3)
+        state = state._replace(key=jax.random.key_data(key), updates=state.updates + 1)
+        state, critic_metrics = _learn_critic(sac, state, batch, critic_key)
+        state, actor_metrics = _learn_actor(sac, state, batch, actor_key)
+        return state, critic_metrics | actor_metrics
+
+    state, metrics = jax.lax.scan(step, state, batches)
+    return state, {name: values.mean() for name, values in metrics.items()}
+
+
+def _learn_critic(sac: SAC, state: State, batch: Batch, key: jax.Array) -> tuple[State, Metrics]:
+    grads, metrics = jax.grad(sac.critic_loss, has_aux=True)(state.critic, state, batch, key)
+    change, optimiser = sac.critic_optimiser.update(grads, state.critic_optimiser)
+    critic = optax.apply_updates(state.critic, change)
+    target = optax.incremental_update(critic, state.target, sac.config.tau)
+    return state._replace(critic=critic, target=target, critic_optimiser=optimiser), metrics
+
+
+def _learn_actor(sac: SAC, state: State, batch: Batch, key: jax.Array) -> tuple[State, Metrics]:
+    (loss, log_prob), grads = jax.value_and_grad(sac.actor_loss, has_aux=True)(state.actor, state, batch, key)
+    change, optimiser = sac.optimiser.update(grads, state.actor_optimiser)
+    state = state._replace(actor=optax.apply_updates(state.actor, change), actor_optimiser=optimiser)
+    if sac.config.tune_temperature:
+        grad = jax.grad(sac.temperature_loss)(state.log_temperature, log_prob)
+        step, optimiser = sac.optimiser.update(grad, state.temperature_optimiser)
+        state = state._replace(log_temperature=state.log_temperature + step, temperature_optimiser=optimiser)
+    return state, {"loss/actor": loss, "temperature": jnp.exp(state.log_temperature), "entropy": -log_prob}
