@@ -96,6 +96,7 @@ def play(
     model: str = DEFAULT_MODEL,
     stop: threading.Event | None = None,
     seed: int | None = None,
+    rate: float | None = None,
     prefix: str = "player",
     refresh: float = 1.0,
     directory: str | Path | None = None,
@@ -104,11 +105,13 @@ def play(
     """Plays until every player has finished `episodes`, or `stop` is set. `game`: a Gymnasium id, or a Game with one.
 
     Registers the game. Players use the newest version, each from its next episode on, and are named `<prefix>-001`, ….
-    When the server is slower than they are, or away, they wait for it. `seed` fixes games and exploration, not when a
-    new version arrives.
+    When the server is slower than they are, or away, they wait for it; `rate` is the most steps per second of each.
+    `seed` fixes games and exploration, not when a new version arrives.
     """
     if players < 1:
         raise InputError(f"players must be at least 1, got {players}")
+    if rate is not None and not rate > 0:
+        raise InputError(f"rate must be above 0 steps per second, got {rate:g}")
     spec = game if isinstance(game, Game) else catalog.load(game)
     if spec.env is None:
         raise InputError(f"the game {spec.name!r} is declared only, it has no Gymnasium id: nobody here can play it")
@@ -120,7 +123,7 @@ def play(
         seats = _seats(client, spec.env, players, prefix, seed, newest.policy)
         try:
             table = _Table(client, spec, newest, seats, explore, np.random.default_rng(seed), on_episode)
-            table.play(episodes, stop)
+            table.play(episodes, rate, stop)
         finally:
             for seat in seats:
                 seat.env.close()
@@ -161,8 +164,8 @@ class _Table:
         self._began = time.monotonic()
         self._seconds = 0.0
 
-    def play(self, episodes: int | None, stop: threading.Event) -> None:
-        active, rounds = list(self._seats), 0
+    def play(self, episodes: int | None, rate: float | None, stop: threading.Event) -> None:
+        active, rounds, due = list(self._seats), 0, time.monotonic()
         while active and not stop.is_set():
             ended = [seat for group in _by_policy(active) for seat in self._round(group)]
             for seat in ended:
@@ -170,6 +173,9 @@ class _Table:
             if ended and episodes is not None:
                 active = [seat for seat in active if seat.played < episodes]
             rounds += 1
+            if rate is not None:
+                due = max(due + 1 / rate, time.monotonic())  # late: no hurry afterwards
+                stop.wait(due - time.monotonic())
             if rounds % LOOK_EVERY == 0:
                 while not (self._client.wait_for_room(UNSENT, 0.2) or stop.is_set()):
                     continue

@@ -87,9 +87,10 @@ class Server:
         headers: dict[str, str] | None = None,
         limit: int = MAX_ANSWER,
         timeout: float | None = None,
+        query: str = "",
     ) -> Answer:
         """`path` parts come after /v1 and are quoted here. Raises Refused or Unavailable, nothing else."""
-        url = "/".join((self.url, "v1", *(quote(part, safe="") for part in path)))
+        url = "/".join((self.url, "v1", *(quote(part, safe="") for part in path))) + query
         seconds = self.timeout if timeout is None else timeout
         try:
             try:

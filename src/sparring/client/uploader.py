@@ -95,7 +95,7 @@ class Uploader:
             while self._queued_bytes > self._limit and self._queue:
                 self._queued_bytes -= self._queue.popleft().size
                 lost += 1
-            if len(self._queue) >= MAX_FRAGMENTS or self._queued_bytes >= MAX_BYTES:
+            if self._full():
                 self._changed.notify_all()
         if lost:
             self._drop(lost, f"{self._limit} bytes of play wait in memory already")
@@ -146,37 +146,39 @@ class Uploader:
     # From here on: the background thread.
 
     def _run(self) -> None:
+        again = False
         while not self._abandoned:
             with self._changed:
-                if not (self._hurry or self._deadline):
+                if not (again or self._hurry or self._deadline):
                     self._changed.wait(TICK)
-                self._hurry = False
-                closing = self._deadline is not None
             self._tick()
-            self._send_all()
+            sent = self._send()
             with self._changed:
+                # One request per turn, so that the tick gets its turn however fast the game is.
+                again = sent and (self._full() or bool(self._spool))
+                self._hurry = self._hurry and sent
                 self._changed.notify_all()
-                if closing:
+                if self._deadline is not None and not sent:
                     return
 
-    def _send_all(self) -> None:
-        """Until nothing is left, or the server cannot take it."""
-        while not self._abandoned:
-            if self._must_wait():
-                self._spill()
-                return
-            try:
-                if not self._send_one():
-                    return
-            except Unavailable as error:
-                self._failed(error)
+    def _send(self) -> bool:
+        """One request. False: there is nothing to send, or nobody to take it."""
+        if self._must_wait():
+            self._spill()
+            return False
+        try:
+            return self._send_one()
+        except Unavailable as error:
+            self._failed(error)
+            self._spill()
+            return False
 
     def _must_wait(self) -> bool:
         now = time.monotonic()
         return now < self._retry_at or (self._deadline is not None and now >= self._deadline)
 
     def _send_one(self) -> bool:
-        """One request: the oldest file on disk, else the oldest cuts in memory. False: there is nothing."""
+        """The oldest file on disk, else the oldest cuts in memory. False: there is neither."""
         if self._queued_bytes > self._limit // 2:
             self._spill()  # the server is slower than the game: better on disk than over the bound
         if time.monotonic() > self._next_scan:
@@ -327,7 +329,7 @@ class Uploader:
             with self._changed:
                 closing = self._deadline is not None
                 waited = time.time() - self._queue[0].time if self._queue else 0.0
-                full = len(self._queue) >= MAX_FRAGMENTS or self._queued_bytes >= MAX_BYTES
+                full = self._full()
             if not (closing or full or waited >= SPOOL_AFTER):
                 return
             batch = self._take()
@@ -360,6 +362,10 @@ class Uploader:
         self._notices.warn(
             f"the oldest unsent play was dropped: {why}. The server {self._server.url} was away too long"
         )
+
+    def _full(self) -> bool:
+        """Enough waits for a request."""
+        return len(self._queue) >= MAX_FRAGMENTS or self._queued_bytes >= MAX_BYTES
 
     def _idle(self) -> bool:
         return not (self._queue or self._in_flight or self._spool)
