@@ -11,7 +11,18 @@ import msgspec
 
 from sparring.errors import InputError
 
-__all__ = ["Checkpoints", "Evaluation", "Experiment", "Rollout", "Stop", "override", "read", "write"]
+__all__ = [
+    "Checkpoints",
+    "Evaluation",
+    "Experiment",
+    "Rollout",
+    "Stop",
+    "check_keys",
+    "explain",
+    "override",
+    "read",
+    "write",
+]
 
 Positive = Annotated[int, msgspec.Meta(ge=1)]
 Count = Annotated[int, msgspec.Meta(ge=0)]
@@ -77,11 +88,11 @@ class Experiment(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         """Checked; hyperparameters are checked by their algorithm, when it is created."""
         if not isinstance(data, dict):
             raise InputError("an experiment is a mapping with at least `game` and `algorithm`")
-        _check_keys(data, cls, "")
+        check_keys(data, cls, "")
         try:
             return msgspec.convert(data, cls)
         except msgspec.ValidationError as error:
-            raise InputError(_explain(error)) from error
+            raise InputError(explain(error)) from error
 
     def to_builtins(self) -> dict[str, Any]:
         return msgspec.to_builtins(self)
@@ -140,7 +151,7 @@ def parse_yaml(text: str, where: str) -> Any:
         raise InputError(f"{where} is not valid YAML: {' '.join(str(error).split())}") from error
 
 
-def _check_keys(data: dict[str, Any], kind: type[msgspec.Struct], path: str) -> None:
+def check_keys(data: dict[str, Any], kind: type[msgspec.Struct], path: str) -> None:
     """msgspec names an unknown key, but neither its neighbours nor the right one."""
     fields = {field.encode_name: field.name for field in msgspec.structs.fields(kind)}
     hints = get_type_hints(kind)
@@ -154,14 +165,14 @@ def _check_keys(data: dict[str, Any], kind: type[msgspec.Struct], path: str) -> 
         if get_origin(inner) is None and isinstance(inner, type) and issubclass(inner, msgspec.Struct):
             if not isinstance(value, dict):
                 raise InputError(f"{full} is {value!r}, but a group of keys: {', '.join(f for f in _names(inner))}")
-            _check_keys(value, inner, f"{full}.")
+            check_keys(value, inner, f"{full}.")
 
 
 def _names(kind: type[msgspec.Struct]) -> list[str]:
     return [field.encode_name for field in msgspec.structs.fields(kind)]
 
 
-def _explain(error: msgspec.ValidationError) -> str:
+def explain(error: msgspec.ValidationError) -> str:
     """'Expected `int`, got `str` - at `$.rollout.workers`' → 'rollout.workers: expected `int`, got `str`'."""
     message, at, path = str(error).rpartition(" - at `$.")
     if not at:

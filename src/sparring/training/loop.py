@@ -1,0 +1,239 @@
+"""The training loop: iterations of playing and learning until something says stop, with evaluation, checkpoints and
+metrics on the way. `train` begins a run, `resume` continues one."""
+
+import importlib
+import logging
+import os
+import signal
+import threading
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import jax
+import msgspec
+
+from sparring import algorithms
+from sparring.errors import InputError, SparringError
+from sparring.export import onnx, weights
+from sparring.games import Game, catalog
+from sparring.training import checkpoint
+from sparring.training.evaluate import play, summary
+from sparring.training.experiment import Experiment, check_keys, explain, override, read, write
+from sparring.training.metrics import MetricsFiles, Row
+from sparring.training.offline import Offline
+from sparring.training.run import Run, is_run, new_directory
+from sparring.training.trainee import OffPolicy, OnPolicy, Trainee
+from sparring.training.view import Silent, View
+
+__all__ = ["INTERRUPTED", "Interrupted", "resume", "train"]
+
+log = logging.getLogger("sparring.training")
+INTERRUPTED = 75  # exit code after SIGTERM or Ctrl-C: a checkpoint was written, --resume goes on (EX_TEMPFAIL)
+CHANGEABLE = ("stop", "evaluation", "checkpoint")  # of an experiment that has begun
+RECENT = 20  # episodes that must have ended before their mean return can stop a run without evaluation
+
+
+class Interrupted(SparringError):
+    """The run was asked to end early. Its checkpoint is written."""
+
+
+def train(experiment: Experiment, view: View | None = None) -> Run:
+    """A new run, until one of its stop conditions holds."""
+    game = catalog.load(experiment.game)
+    algorithm = create_algorithm(experiment, game)
+    resolved = {"name": experiment.name, **msgspec.to_builtins(algorithm.config)}
+    path = new_directory(experiment, game.name)
+    experiment = msgspec.structs.replace(experiment, algorithm=resolved, out=str(path))
+    trainee = create_trainee(experiment, algorithm, path / "workers")  # before anything is written: it may refuse
+    path.mkdir(parents=True, exist_ok=True)
+    write(path / "experiment.yaml", experiment)
+    run = Run(path)
+    with run.alone():
+        return Loop(run, experiment, trainee, view or Silent()).run()
+
+
+def resume(path: Path, changes: Iterable[str] = (), view: View | None = None) -> Run:
+    """Goes on from the newest checkpoint; without one, from the beginning. `changes` as in --set, of what may change."""
+    if not is_run(path):
+        raise InputError(f"{path} has no run to resume: there is no experiment.yaml")
+    changes = list(changes)
+    for change in changes:
+        if change.split(".")[0] not in CHANGEABLE:
+            raise InputError(f"--set {change}: a run that has begun can only change {', '.join(CHANGEABLE)}")
+    run = Run(path)
+    experiment = read(path / "experiment.yaml")
+    if changes:
+        experiment = Experiment.parse(override(experiment.to_builtins(), changes))
+    game = catalog.load(experiment.game)
+    trainee = create_trainee(experiment, create_algorithm(experiment, game), path / "workers")
+    with run.alone():
+        loop = Loop(run, experiment, trainee, view or Silent())
+        if saved := run.checkpoints():
+            loop.restore(saved[-1])
+        if changes:
+            write(path / "experiment.yaml", experiment)
+        return loop.run()
+
+
+def create_algorithm(experiment: Experiment, game: Game) -> Any:
+    algorithms.check_name(experiment.name)
+    config = importlib.import_module(f"sparring.algorithms.{experiment.name}").Config
+    check_keys(experiment.hyperparameters, config, "algorithm.")
+    try:
+        msgspec.convert(experiment.hyperparameters, config)
+    except msgspec.ValidationError as error:
+        raise InputError(f"algorithm.{explain(error)}") from error
+    return algorithms.create(experiment.name, game, experiment.hyperparameters)
+
+
+def create_trainee(experiment: Experiment, algorithm: Any, logs: Path) -> Trainee:
+    if experiment.source == "store":
+        return Offline(experiment, algorithm, logs)
+    if algorithm.game.env is None:
+        raise InputError(
+            f"{algorithm.game.name} is a declared game and cannot be simulated: learn it with `source: store`"
+        )
+    if getattr(algorithm, "offline", False):
+        raise InputError(f"{algorithm.name} learns from recorded play: use `source: store` and say which `store`")
+    return (OnPolicy if algorithm.on_policy else OffPolicy)(experiment, algorithm, logs)
+
+
+class Loop:
+    """One process's part of a run: from where it stands to where it stops."""
+
+    def __init__(self, run: Run, experiment: Experiment, trainee: Trainee, view: View) -> None:
+        self.directory, self.experiment, self.trainee, self.view = run, experiment, trainee, view
+        self.iteration, self.before = 0, 0.0  # iterations and seconds of this run so far, across resumes
+        self.evaluation: float | None = None
+        self.states: list[Any] | None = None
+        self.saved = -1
+
+    def restore(self, path: Path) -> None:
+        arrays, meta = checkpoint.load(path)
+        game, found = self.trainee.game, (meta.get("algorithm"), meta.get("schema"))
+        if found != (self.experiment.name, game.schema):
+            raise InputError(
+                f"{path} belongs to {found[0]} on a game of schema {found[1]}, "
+                f"this is {self.experiment.name} on {game.name} of schema {game.schema}"
+            )
+        self.states = self.trainee.restore(arrays, meta["trainee"])
+        self.iteration, self.before, self.evaluation = meta["iteration"], meta["seconds"], meta["evaluation"]
+        self.saved = self.iteration
+
+    def run(self) -> Run:
+        use_compilation_cache()
+        self.since = time.monotonic()
+        files = MetricsFiles(self.directory.path, self.iteration)
+        try:
+            with asked_to_stop() as asked, self.view.show(self.experiment, self.directory):
+                self.trainee.open(self.states)
+                while not self.done() and not asked.is_set():
+                    row = self.iterate()
+                    files.add(row)
+                    self.view.row(row)
+                    if self.due(self.experiment.checkpoint.every):
+                        self.save()
+                self.save()
+        finally:
+            self.trainee.close()
+            files.close()
+        if asked.is_set() and not self.done():
+            raise Interrupted(f"interrupted after {self.iteration} iterations: continue with --resume")
+        return self.directory
+
+    def iterate(self) -> Row:
+        began = time.perf_counter()
+        steps = self.trainee.steps
+        row = self.trainee.iterate()
+        took = time.perf_counter() - began
+        self.iteration += 1
+        head: Row = {"iteration": self.iteration, "time/total_s": self.seconds, "time/iteration_s": took}
+        row = head | row | {"rate/steps_per_s": (self.trainee.steps - steps) / took}
+        if self.due(self.experiment.evaluation.every):
+            began = time.perf_counter()
+            policy = self.trainee.policy()
+            told = summary(play(policy, self.experiment.evaluation.episodes, seed=self.experiment.seed))
+            self.evaluation = told["evaluation/return_mean"]
+            row |= told | {"time/evaluate_s": time.perf_counter() - began}
+        return row
+
+    @property
+    def seconds(self) -> float:
+        return self.before + time.monotonic() - self.since
+
+    def due(self, every: int) -> bool:
+        return every > 0 and self.iteration % every == 0
+
+    def done(self) -> bool:
+        stop, trainee = self.experiment.stop, self.trainee
+        reached = self.evaluation
+        if not self.experiment.evaluation.every:
+            recent = [ret for ret, _ in trainee.episodes.recent]
+            reached = sum(recent) / len(recent) if len(recent) >= RECENT else None
+        return any(
+            (
+                stop.steps is not None and trainee.steps >= stop.steps,
+                stop.iterations is not None and self.iteration >= stop.iterations,
+                stop.seconds is not None and self.seconds >= stop.seconds,
+                stop.return_ is not None and reached is not None and reached >= stop.return_,
+            )
+        )
+
+    def save(self) -> None:
+        """A checkpoint, and the policy to play with as it is now."""
+        if self.saved == self.iteration:
+            return
+        arrays, inner = self.trainee.save()
+        meta = {
+            "algorithm": self.experiment.name,
+            "schema": self.trainee.game.schema,
+            "iteration": self.iteration,
+            "seconds": self.seconds,
+            "evaluation": self.evaluation,
+            "trainee": inner,
+        }
+        path = self.directory.path
+        checkpoint.save(path / "checkpoints" / f"{self.iteration:08d}", arrays, meta)
+        policy = self.trainee.policy()
+        if (why := policy.problem()) is not None:
+            raise SparringError(f"learning diverged: {why}. Lower algorithm.lr, or resume from an older checkpoint")
+        for name, data in (("policy.onnx", onnx.render(policy)), ("policy.safetensors", weights.save(policy))):
+            new = path / f"{name}.new"
+            new.write_bytes(data)
+            new.replace(path / name)
+        self.directory.prune(self.experiment.checkpoint.keep)
+        self.saved = self.iteration
+
+
+@contextmanager
+def asked_to_stop() -> Iterator[threading.Event]:
+    """Set by the first SIGTERM or Ctrl-C: the iteration is finished and saved. The second ends us as ever."""
+    asked = threading.Event()
+    if threading.current_thread() is not threading.main_thread():
+        yield asked  # signals are the main thread's
+        return
+    before = {s: signal.getsignal(s) for s in (signal.SIGTERM, signal.SIGINT)}
+
+    def stop(signum: int, frame: Any) -> None:
+        asked.set()
+        for s, handler in before.items():
+            signal.signal(s, handler)
+
+    for s in before:
+        signal.signal(s, stop)
+    try:
+        yield asked
+    finally:
+        for s, handler in before.items():
+            signal.signal(s, handler)
+
+
+def use_compilation_cache() -> None:
+    """The second start of an experiment need not compile again."""
+    if jax.config.jax_compilation_cache_dir is None:  # type: ignore[attr-defined]  # JAX makes these at run time
+        cache = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "sparring" / "jax"
+        jax.config.update("jax_compilation_cache_dir", str(cache))  # type: ignore[no-untyped-call]
+        jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.2)  # type: ignore[no-untyped-call]

@@ -1,0 +1,71 @@
+"""Learning from what is in a store, without playing: offline algorithms, and off-policy ones on recorded play."""
+
+from pathlib import Path
+from typing import Any
+
+from sparring.errors import InputError
+from sparring.store.sqlite import SqliteStore
+from sparring.training.experiment import Experiment
+from sparring.training.metrics import Row
+from sparring.training.trainee import OffPolicy, States
+
+__all__ = ["Offline"]
+
+
+class Offline(OffPolicy):
+    """The replay window is filled once; an iteration is a number of updates."""
+
+    def __init__(self, experiment: Experiment, algorithm: Any, logs: Path) -> None:
+        if algorithm.on_policy:
+            raise InputError(f"{algorithm.name} learns from fresh play: use `source: simulate`, or the live trainer")
+        super().__init__(experiment, algorithm, logs)
+        self.fused = min(max(self.fused, 32), experiment.iteration)
+
+    def open(self, states: States | None = None) -> None:
+        assert self.experiment.store is not None
+        if len(self.replay):
+            return  # resumed: the checkpoint has the window
+        path = Path(self.experiment.store)
+        path = path / "store.db" if path.is_dir() else path
+        if not path.exists():
+            raise InputError(f"there is no store at {path}: record play with `sparring up` and a client first")
+        store = SqliteStore(path, readonly=True)
+        try:
+            self._fill(store)
+        finally:
+            store.close()
+
+    def _fill(self, store: SqliteStore) -> None:
+        schemas = {game.name: game.schema for game in store.games()}
+        if schemas.get(self.game.name) != self.game.schema:
+            found = ", ".join(schemas) or "none"
+            raise InputError(
+                f"{self.experiment.store} has no play of {self.game.name} with these spaces; games: {found}"
+            )
+        cursor = 0
+        while (tail := store.tail(self.game.name, cursor)).fragments:
+            cursor = tail.cursor
+            for fragment in tail.fragments:
+                if self.replay.rows + fragment.steps + 1 > self.replay.capacity:
+                    raise InputError(
+                        f"{self.experiment.store} has more play than algorithm.replay = {self.replay.capacity} rows: "
+                        "raise it"
+                    )
+                obs = self.replay.add(fragment.columns(self.game), fragment.terminated)
+                if self.normaliser is not None:
+                    self.normaliser.observe(obs)
+        if not len(self.replay):
+            raise InputError(f"{self.experiment.store} has no play of {self.game.name} yet")
+        self.steps = len(self.replay)
+
+    def iterate(self) -> Row:
+        self.debt += self.experiment.iteration
+        self._learn()
+        return self._row() | {"replay/transitions": len(self.replay)}
+
+    def policy(self) -> Any:
+        return self.algorithm.policy(self.state, self.normaliser_params, 0.0)
+
+    @property
+    def exploration(self) -> float:
+        return 0.0

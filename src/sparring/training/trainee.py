@@ -1,0 +1,285 @@
+"""What learns during a run: an algorithm's state, its normaliser, and the way from blocks of play to updates. One for
+each way to learn: off-policy from a replay window, on-policy from the newest play. Saved and restored as a whole."""
+
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from sparring.errors import InputError
+from sparring.experience.replay import END, TERMINAL, Replay, encode_action, encode_obs
+from sparring.experience.trajectories import Trajectories
+from sparring.games import Box
+from sparring.games.spec import Array
+from sparring.networks.functions import Normaliser
+from sparring.networks.policy import Policy
+from sparring.networks.spec import feature_shape
+from sparring.training.checkpoint import flatten, unflatten
+from sparring.training.experiment import Experiment
+from sparring.training.metrics import Episodes, Phases, Row
+from sparring.training.rollout import Block, Source, open_source, plan_for
+
+__all__ = ["OffPolicy", "OnPolicy", "Trainee"]
+
+FUSED_BYTES = 64 << 20  # of batches at most for one call
+States = list[dict[str, Array] | None]
+
+
+class Trainee:
+    """What both ways have in common."""
+
+    def __init__(self, experiment: Experiment, algorithm: Any, logs: Path) -> None:
+        self.experiment, self.algorithm, self.config = experiment, algorithm, algorithm.config
+        self.game, self.logs = algorithm.game, logs
+        self.state = algorithm.init(jax.random.key(experiment.seed))
+        self.rng = np.random.default_rng(experiment.seed)
+        shape = feature_shape(self.game.observation)
+        self.normaliser = Normaliser(shape) if self.config.normalise and len(shape) == 1 else None
+        self.phases, self.episodes = Phases(), Episodes()
+        self.steps = self.updates = 0
+        self.lag = 0
+        self.metrics: Row = {}
+        self.source: Source | None = None
+
+    def iterate(self) -> Row:
+        """One iteration: a row of metrics."""
+        raise NotImplementedError
+
+    def open(self, states: States | None = None) -> None:
+        """Starts playing; `states` of the workers when a run is resumed."""
+        raise NotImplementedError
+
+    def _open(self, steps: int, slots: int, states: States | None) -> Source:
+        rollout = self.experiment.rollout
+        policy = self.policy()
+        plan = plan_for(
+            policy,
+            workers=rollout.workers,
+            envs=rollout.envs,
+            steps=steps,
+            slots=slots,
+            seed=self.experiment.seed,
+        )
+        self.source = open_source(plan, rollout.workers, rollout.limit, self.logs, states)
+        return self.source
+
+    def policy(self) -> Policy:
+        policy: Policy = self.algorithm.policy(self.state, self.normaliser_params, self.exploration)
+        return policy
+
+    @property
+    def exploration(self) -> float:
+        return float(self.algorithm.exploration(self.steps))
+
+    @property
+    def normaliser_params(self) -> dict[str, Array]:
+        return {} if self.normaliser is None else self.normaliser.params
+
+    def _row(self) -> Row:
+        row: Row = {"steps": self.steps, "updates": self.updates, **self.episodes.take(), **self.phases.take()}
+        row |= {"policy/exploration": self.exploration, "policy/lag": self.lag}
+        if self.source is not None:
+            row["rollout/replaced"] = self.source.replaced
+        return row | self.metrics
+
+    def save(self) -> tuple[dict[str, Array], dict[str, Any]]:
+        arrays = flatten(self.state, "state")
+        if self.normaliser is not None:
+            arrays |= {"normaliser.mean": self.normaliser.mean, "normaliser.var": self.normaliser.var}
+        states = self.source.state() if self.source is not None else []
+        for worker, state in enumerate(states):
+            arrays |= {f"worker.{worker}.{name}": array for name, array in (state or {}).items()}
+        meta = {
+            "steps": self.steps,
+            "updates": self.updates,
+            "rng": self.rng.bit_generator.state,
+            "normaliser_count": self.normaliser.count if self.normaliser else 0.0,
+            "episodes": self.episodes.count,
+            "recent": self.episodes.recent,
+            "workers": len(states),
+        }
+        return arrays, meta
+
+    def restore(self, arrays: dict[str, Array], meta: dict[str, Any]) -> States:
+        """Everything but the workers, whose states are returned for `open`."""
+        self.state = jax.tree.map(jnp.asarray, unflatten(self.state, arrays, "state"))
+        if self.normaliser is not None:
+            self.normaliser.mean, self.normaliser.var = arrays["normaliser.mean"], arrays["normaliser.var"]
+            self.normaliser.count = meta["normaliser_count"]
+        self.steps, self.updates = meta["steps"], meta["updates"]
+        self.rng.bit_generator.state = meta["rng"]
+        self.episodes.count = meta["episodes"]
+        self.episodes.recent = [(ret, length) for ret, length in meta["recent"]]
+        states: States = []
+        for worker in range(meta["workers"]):
+            prefix = f"worker.{worker}."
+            found = {name[len(prefix) :]: array for name, array in arrays.items() if name.startswith(prefix)}
+            states.append(found or None)
+        return states
+
+    def close(self) -> None:
+        if self.source is not None:
+            self.source.close()
+
+    def _learned(self, metrics: dict[str, Any]) -> None:
+        self.metrics = {name: float(value) for name, value in metrics.items()}
+
+
+class OffPolicy(Trainee):
+    """Blocks go into the replay window as they come; each step of play allows so many updates. Workers play on while
+    we learn, at most two blocks ahead: learning that is slower than play slows play down."""
+
+    def __init__(self, experiment: Experiment, algorithm: Any, logs: Path) -> None:
+        super().__init__(experiment, algorithm, logs)
+        rollout, c = experiment.rollout, self.config
+        self.block_steps = rollout.steps or max(8, min(32, 256 // rollout.envs))
+        self.replay = Replay(self.game, c.replay)
+        rows = rollout.envs * (self.block_steps + 1)
+        if rows > c.replay:
+            raise InputError(
+                f"algorithm.replay is {c.replay} rows, one block of play has {rows}: "
+                "enlarge it, or lower rollout.envs or rollout.steps"
+            )
+        self.debt = 0.0  # updates that play so far allows and that were not made yet
+        row_bytes = 2 * c.batch * self.replay.obs[0].nbytes
+        per_block = round(rollout.envs * self.block_steps * c.updates_per_step)
+        self.fused = max(1, min(per_block, FUSED_BYTES // row_bytes))
+        self.random_steps = c.learning_starts if isinstance(self.game.action, Box) else 0
+
+    def open(self, states: States | None = None) -> None:
+        source = self._open(self.block_steps, 2, states)
+        source.publish(self.policy(), self.steps < self.random_steps)
+        for _ in range(2):
+            source.start()
+
+    def iterate(self) -> Row:
+        assert self.source is not None
+        target = self.steps + self.experiment.iteration
+        while self.steps < target:
+            with self.phases("sample"):
+                block = self.source.take()
+            with self.phases("load"):
+                self._load(block)
+                self.source.release(block)
+            self._learn()
+            with self.phases("update"):
+                self.source.publish(self.policy(), self.steps < self.random_steps)
+        return self._row() | {"replay/transitions": len(self.replay)}
+
+    def _load(self, block: Block) -> None:
+        rows = block.rows
+        flat = (array.reshape(-1, *array.shape[2:]) for array in (rows.obs, rows.action, rows.reward, rows.kind))
+        obs = self.replay.extend_rows(*flat)
+        if self.normaliser is not None:
+            self.normaliser.observe(obs)
+        steps = int((rows.kind != END).sum())
+        self.steps += steps
+        self.episodes.add(block.episodes)
+        self.lag = block.lag
+        if len(self.replay) >= self.config.learning_starts:
+            self.debt += steps * self.config.updates_per_step
+
+    def _learn(self) -> None:
+        c, metrics = self.config, None
+        while self.debt >= self.fused:
+            with self.phases("load"):
+                batches = self.replay.sample(self.rng, self.fused, c.batch, gamma=c.gamma, n_step=c.n_step)
+            with self.phases("learn"):
+                self.state, metrics = self.algorithm.update(self.state, self.normaliser_params, batches)
+            self.debt -= self.fused
+            self.updates += self.fused
+        if metrics is not None:
+            with self.phases("learn"):  # JAX computes in the background: only asking for a result waits for it
+                self._learned(metrics)
+                jax.block_until_ready(self.state)
+
+    def save(self) -> tuple[dict[str, Array], dict[str, Any]]:
+        arrays, meta = super().save()
+        r = self.replay
+        arrays |= {f"replay.{name}": getattr(r, name)[: r.rows] for name in ("obs", "action", "reward", "kind")}
+        return arrays, meta | {"debt": self.debt, "replay": [r.head, r.rows, r.transitions]}
+
+    def restore(self, arrays: dict[str, Array], meta: dict[str, Any]) -> States:
+        states = super().restore(arrays, meta)
+        r = self.replay
+        r.head, r.rows, r.transitions = meta["replay"]
+        for name in ("obs", "action", "reward", "kind"):
+            getattr(r, name)[: r.rows] = arrays[f"replay.{name}"]
+        self.debt = meta["debt"]
+        return states
+
+
+class OnPolicy(Trainee):
+    """An iteration: every worker plays its share with the newest policy, then all of it is learned from. With
+    `rollout.overlap` the next share is played meanwhile, one policy behind."""
+
+    def __init__(self, experiment: Experiment, algorithm: Any, logs: Path) -> None:
+        super().__init__(experiment, algorithm, logs)
+        rollout = experiment.rollout
+        self.overlap = rollout.overlap and rollout.workers > 0
+        self.streams = max(rollout.workers, 1) * rollout.envs
+        wanted = self.config.steps
+        if rollout.steps is not None and rollout.steps * self.streams != wanted:
+            raise InputError(
+                f"algorithm.steps is {wanted}, but {self.streams} environments of {rollout.steps} steps each make "
+                f"{rollout.steps * self.streams}: leave rollout.steps out"
+            )
+        if wanted % self.streams:
+            raise InputError(
+                f"algorithm.steps ({wanted}) is not a multiple of the {self.streams} environments "
+                f"(rollout.workers × rollout.envs): make it one"
+            )
+        self.block_steps = wanted // self.streams
+
+    def open(self, states: States | None = None) -> None:
+        source = self._open(self.block_steps, 2, states)
+        source.publish(self.policy())
+        if self.overlap:
+            source.start()
+
+    def iterate(self) -> Row:
+        source = self.source
+        assert source is not None
+        with self.phases("sample"):
+            if not self.overlap:
+                source.start()
+            blocks = sorted((source.take() for _ in range(source.plan.workers)), key=lambda block: block.worker)
+        with self.phases("load"):
+            data = self._trajectories(blocks)
+            if self.overlap:
+                source.start()
+        with self.phases("learn"):
+            self.state, metrics = self.algorithm.update(self.state, self.normaliser_params, data)
+            self._learned(metrics)
+            jax.block_until_ready(self.state)
+        with self.phases("update"):
+            # Only now: the update must see observations as the policy saw them that acted.
+            if self.normaliser is not None:
+                self.normaliser.observe(data.obs[:, :-1][data.mask])
+            source.publish(self.policy())
+        self.updates += 1
+        return self._row()
+
+    def _trajectories(self, blocks: list[Block]) -> Trajectories:
+        def column(name: str) -> Array:
+            return np.concatenate([getattr(block.rows, name) for block in blocks])
+
+        obs, action, kind = column("obs"), column("action")[:, :-1], column("kind")
+        mask = kind[:, :-1] != END
+        for block in blocks:
+            self.episodes.add(block.episodes)
+        self.steps += int(mask.sum())
+        self.lag = max(block.lag for block in blocks)
+        encoded = encode_obs(self.game, obs.reshape(-1, *obs.shape[2:]))
+        acted = encode_action(self.game, action.reshape(-1, *action.shape[2:]))
+        return Trajectories(
+            obs=encoded.reshape(*kind.shape, *encoded.shape[1:]),
+            action=acted.reshape(*mask.shape, *acted.shape[1:]),
+            reward=column("reward")[:, :-1],
+            terminated=kind[:, :-1] == TERMINAL,
+            ended=mask & (kind[:, 1:] == END),
+            log_prob=column("log_prob")[:, :-1],
+            mask=mask,
+        )
