@@ -320,6 +320,24 @@ def test_a_bucket_pointer_moved_in_between_is_read_again(policy: Policy, monkeyp
     assert json.loads(registry._get(f"{MODEL}/latest.json") or b"")["version"] == 9
 
 
+def test_latest_found_ahead_of_its_pointer_stays(registry: Registry, policy: Policy, tmp_path: Path) -> None:
+    """Two publish for the first time; version 2 is whole before version 1 creates `latest.json`."""
+    registry.publish(policy, algorithm="dqn")
+    path = tmp_path / MODEL / "latest.json"
+    first = path.read_bytes()
+    second = registry.publish(policy, algorithm="dqn")
+    path.unlink()
+    reader = Registry(tmp_path)
+    assert reader.latest("CartPole-v1", "bot") == second
+    path.write_bytes(first)
+    assert reader.latest("CartPole-v1", "bot") == second
+    (tmp_path / MODEL / "2/manifest.json").unlink()
+    path.write_bytes(first + b" ")
+    latest = reader.latest("CartPole-v1", "bot")
+    assert latest is not None
+    assert latest.version == 1
+
+
 @pytest.mark.parametrize("damage", ["missing", "empty", "random", "dangling", "wrong hash", "text", "negative"])
 def test_latest_without_its_pointer(registry: Registry, policy: Policy, tmp_path: Path, damage: str) -> None:
     for _ in range(3):
@@ -453,9 +471,16 @@ def test_a_store_that_fails_is_not_taken_for_an_empty_one(
 ) -> None:
     registry.publish(policy, algorithm="dqn")
 
+    get = obstore.get
+
     def failing(*args: Any, **options: Any) -> Any:
         raise obstore.exceptions.GenericError("no route to host\n\nDebug source: pages of it")
 
+    monkeypatch.setattr(
+        module.obstore, "get", lambda store, path: (get if path.endswith("latest.json") else failing)(store, path)
+    )
+    with pytest.raises(SparringError, match="no route to host"):
+        registry.latest("CartPole-v1", "bot")
     monkeypatch.setattr(module.obstore, "get", failing)
     with pytest.raises(SparringError, match=r"cannot read .*: no route to host$"):
         registry.latest("CartPole-v1", "bot")

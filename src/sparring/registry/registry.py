@@ -132,6 +132,9 @@ class Registry:
             numbers = reversed(self.versions(game, model))
             whole = (known if known and known.version == n else self._whole(game, model, n) for n in numbers)
             manifest = next((found for found in whole if found is not None), None)
+        elif known is not None and known.version > manifest.version:
+            # It was found before the pointer got there; whoever asks must not see it go back, unless it is gone.
+            manifest = self._whole(game, model, known.version) or manifest
         if raw is not None or manifest is not None:  # else names that nobody published would fill the memory
             self._latest[game, model] = raw, manifest
         return manifest
