@@ -2,6 +2,7 @@
 process (`python -m sparring.training.actor`) it does so in shared memory, on its own; nothing of JAX is loaded here.
 """
 
+import contextlib
 import faulthandler
 import mmap
 import signal
@@ -257,10 +258,8 @@ def main() -> None:
     # The learner asks a hung worker where it is before it kills it; this works while Python itself is stuck.
     faulthandler.register(signal.SIGUSR1, all_threads=True)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the learner's to handle
-    try:
+    with contextlib.suppress(EOFError, BrokenPipeError, ConnectionResetError):  # the learner is gone or done
         serve(Connection(int(sys.argv[1])), int(sys.argv[2]))
-    except (EOFError, BrokenPipeError, ConnectionResetError):
-        pass  # the learner is gone or done
 
 
 if __name__ == "__main__":

@@ -146,7 +146,7 @@ def parse_yaml(text: str, where: str) -> Any:
         "tag:yaml.org,2002:float", re.compile(r"[-+]?(\d[\d_]*)(\.\d*)?[eE][-+]?\d+"), list("-+0123456789")
     )
     try:
-        return yaml.load(text, Loader)  # noqa: S506  # a SafeLoader
+        return yaml.load(text, Loader)  # a SafeLoader
     except yaml.YAMLError as error:
         raise InputError(f"{where} is not valid YAML: {' '.join(str(error).split())}") from error
 

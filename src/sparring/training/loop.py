@@ -42,6 +42,7 @@ class Interrupted(SparringError):
 
 def train(experiment: Experiment, view: View | None = None) -> Run:
     """A new run, until one of its stop conditions holds."""
+    use_compilation_cache()
     game = catalog.load(experiment.game)
     algorithm = create_algorithm(experiment, game)
     resolved = {"name": experiment.name, **msgspec.to_builtins(algorithm.config)}
@@ -56,13 +57,14 @@ def train(experiment: Experiment, view: View | None = None) -> Run:
 
 
 def resume(path: Path, changes: Iterable[str] = (), view: View | None = None) -> Run:
-    """Goes on from the newest checkpoint; without one, from the beginning. `changes` as in --set, of what may change."""
+    """Goes on from the newest checkpoint; without one, from the beginning. `changes` are written as for --set."""
     if not is_run(path):
         raise InputError(f"{path} has no run to resume: there is no experiment.yaml")
     changes = list(changes)
     for change in changes:
         if change.split(".")[0] not in CHANGEABLE:
             raise InputError(f"--set {change}: a run that has begun can only change {', '.join(CHANGEABLE)}")
+    use_compilation_cache()
     run = Run(path)
     experiment = read(path / "experiment.yaml")
     if changes:
@@ -124,7 +126,6 @@ class Loop:
         self.saved = self.iteration
 
     def run(self) -> Run:
-        use_compilation_cache()
         self.since = time.monotonic()
         files = MetricsFiles(self.directory.path, self.iteration)
         try:
@@ -232,7 +233,7 @@ def asked_to_stop() -> Iterator[threading.Event]:
 
 
 def use_compilation_cache() -> None:
-    """The second start of an experiment need not compile again."""
+    """The second start of an experiment need not compile again. Before anything is compiled: JAX looks only once."""
     if jax.config.jax_compilation_cache_dir is None:  # type: ignore[attr-defined]  # JAX makes these at run time
         cache = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "sparring" / "jax"
         jax.config.update("jax_compilation_cache_dir", str(cache))  # type: ignore[no-untyped-call]

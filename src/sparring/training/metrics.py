@@ -111,7 +111,7 @@ def read_rows(path: Path) -> list[Row]:
     """A last line that a kill cut short is left out."""
     if not path.exists():
         return []
-    *lines, rest = path.read_text().split("\n")
+    *lines, _cut_short = path.read_text().split("\n")
     try:
         return [json.loads(line) for line in lines]
     except ValueError as error:

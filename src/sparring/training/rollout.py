@@ -5,6 +5,7 @@ a slot to write into. Control goes through a socket each, data through shared me
 replaced; its unfinished block is lost, nothing else.
 """
 
+import contextlib
 import logging
 import mmap
 import os
@@ -71,7 +72,7 @@ class Source(Protocol):
         """Done with it: its worker may fill it anew."""
 
     def state(self) -> list[dict[str, Array] | None]:
-        """Of every worker; only while no block is asked for."""
+        """Of every worker, to go on identically; none of those who are playing or cannot tell."""
 
     def close(self) -> None: ...
 
@@ -170,12 +171,10 @@ class Pool:
         self.arena.beats[worker.index, 0] = 0.0
         packed = None if state is None else pack(state)
         order = Order(self.plan, worker.index, self.arena.size, worker.life, packed)
-        try:
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # dead already: `take` notices
             worker.control.send_bytes(msgspec.msgpack.encode(order))
             for slot in worker.granted:  # what its predecessor was asked for
                 worker.control.send_bytes(bytes([slot]))
-        except (BrokenPipeError, ConnectionResetError):
-            pass  # dead already: `take` notices
 
     def publish(self, policy: Policy, at_random: bool = False) -> None:
         self.arena.write(policy, at_random)
@@ -191,10 +190,8 @@ class Pool:
 
     def _grant(self, worker: _Worker, slot: int) -> None:
         worker.granted.append(slot)
-        try:
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # dead: `take` replaces it and asks again
             worker.control.send_bytes(bytes([slot]))
-        except (BrokenPipeError, ConnectionResetError):
-            pass  # dead: `take` replaces it and asks again
 
     def take(self) -> Block:
         while True:
@@ -245,9 +242,11 @@ class Pool:
         self._spawn(worker)
 
     def state(self) -> list[dict[str, Array] | None]:
-        states = []
+        states: list[dict[str, Array] | None] = []
         for worker in self.workers:
-            assert not worker.granted, "a worker is still playing"
+            if worker.granted:
+                states.append(None)
+                continue
             try:
                 worker.control.send_bytes(SNAPSHOT)
                 packed = msgspec.msgpack.decode(worker.control.recv_bytes(), type=Snapshot).state

@@ -193,7 +193,7 @@ class OffPolicy(Trainee):
         if metrics is not None:
             with self.phases("learn"):  # JAX computes in the background: only asking for a result waits for it
                 self._learned(metrics)
-                jax.block_until_ready(self.state)
+                jax.block_until_ready(self.state)  # type: ignore[no-untyped-call]  # JAX's
 
     def save(self) -> tuple[dict[str, Array], dict[str, Any]]:
         arrays, meta = super().save()
@@ -253,7 +253,7 @@ class OnPolicy(Trainee):
         with self.phases("learn"):
             self.state, metrics = self.algorithm.update(self.state, self.normaliser_params, data)
             self._learned(metrics)
-            jax.block_until_ready(self.state)
+            jax.block_until_ready(self.state)  # type: ignore[no-untyped-call]  # JAX's
         with self.phases("update"):
             # Only now: the update must see observations as the policy saw them that acted.
             if self.normaliser is not None:

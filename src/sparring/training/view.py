@@ -1,5 +1,6 @@
 """What a person sees of a run while it runs: a live view on a terminal, quiet lines elsewhere."""
 
+import itertools
 import logging
 import time
 from collections.abc import Iterator
@@ -138,7 +139,7 @@ def sparkline(values: list[float], width: int) -> str:
         return "no episode ended yet"
     if len(values) > width:
         edges = [round(i * len(values) / width) for i in range(width + 1)]
-        values = [sum(values[a:b]) / (b - a) for a, b in zip(edges, edges[1:], strict=False)]
+        values = [sum(values[a:b]) / (b - a) for a, b in itertools.pairwise(edges)]
     low, high = min(values), max(values)
     scale = (len(BLOCKS) - 1) / (high - low) if high > low else 0.0
     return "".join(BLOCKS[round((value - low) * scale)] for value in values) + f"  {values[-1]:.1f}"
