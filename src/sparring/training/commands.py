@@ -1,0 +1,205 @@
+"""The commands about runs, as functions that typer reads: train, evaluate, record, plot, publish, runs. They parse and
+print; what they do is elsewhere, and is loaded when it is asked for."""
+
+import logging
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from sparring.errors import InputError
+
+if TYPE_CHECKING:
+    from sparring.networks.policy import Policy
+
+__all__ = ["evaluate", "plot", "publish", "record", "runs", "train"]
+
+Target = Annotated[
+    str, typer.Argument(metavar="RUN|MODEL", help="A run directory, or a published GAME[/MODEL[/VERSION]].")
+]
+Registry = Annotated[str, typer.Option(help="Where models are published: a directory or a bucket's URL.")]
+DEFAULT_REGISTRY = ".sparring/registry"
+
+
+def train(
+    target: Annotated[
+        str, typer.Argument(metavar="EXPERIMENT.yaml|GAME|RUN", help="An experiment, a game's id, or a run to resume.")
+    ],
+    algorithm: Annotated[str | None, typer.Option(help="For a game without an experiment file.")] = None,
+    changes: Annotated[
+        list[str] | None, typer.Option("--set", help="Change a key, such as algorithm.lr=1e-3; repeatable.")
+    ] = None,
+    out: Annotated[Path | None, typer.Option(help="The run's directory; default: the next under runs/.")] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on from the run's newest checkpoint.")] = False,
+) -> None:
+    """Train by simulation (or from a store) until the experiment's stop condition.
+
+    Exit codes: 0 done, 2 wrong input, 75 interrupted by SIGTERM or Ctrl-C after a checkpoint was written (--resume
+    goes on), 1 anything else.
+    """
+    from rich.console import Console
+
+    from sparring.training import loop
+    from sparring.training.view import view_for
+
+    logging.basicConfig(level=logging.WARNING, format="%(name)s: %(message)s")
+    console = Console()
+    changes = list(changes or [])
+    try:
+        if resume:
+            if algorithm is not None or out is not None:
+                raise InputError("--resume takes a run directory and --set only: everything else is in the run")
+            run = loop.resume(Path(target), changes, view_for(console))
+        else:
+            run = loop.train(_experiment(target, algorithm, changes, out), view_for(console))
+    except loop.Interrupted as error:
+        console.print(str(error), markup=False)
+        raise typer.Exit(loop.INTERRUPTED) from error
+    console.print(f"done: {run.path}", markup=False, highlight=False, soft_wrap=True)
+
+
+def _experiment(target: str, algorithm: str | None, changes: list[str], out: Path | None) -> Any:
+    from sparring import algorithms
+    from sparring.games import catalog
+    from sparring.training.experiment import Experiment, override, read
+    from sparring.training.run import is_run
+
+    if out is not None:
+        changes = [*changes, f"out={out}"]
+    if is_run(Path(target)):
+        raise InputError(f"{target} is a run: continue it with --resume")
+    if Path(target).suffix in (".yaml", ".yml"):
+        if algorithm is not None:
+            changes = [f"algorithm.name={algorithm}", *changes]
+        return read(Path(target), changes)
+    name = algorithm or algorithms.default_for(catalog.load(target))
+    data: dict[str, Any] = {
+        "game": target,
+        "algorithm": {"name": name},
+        "stop": {"steps": 100_000},
+        "evaluation": {"every": 10},
+    }
+    return Experiment.parse(override(data, changes))
+
+
+def evaluate(
+    target: Target,
+    episodes: Annotated[int, typer.Option(min=1, help="How many episodes to play.")] = 20,
+    seed: Annotated[int, typer.Option(min=0)] = 0,
+    explore: Annotated[bool, typer.Option(help="Play as while learning, not greedily.")] = False,
+    registry: Registry = DEFAULT_REGISTRY,
+) -> None:
+    """Play whole episodes with a run's or a published policy and print the returns."""
+    from sparring.training.evaluate import play, summary
+
+    told = summary(play(policy_of(target, registry), episodes, seed, explore=explore))
+    for name, value in told.items():
+        typer.echo(f"{name.partition('/')[2]:12} {value:,.2f}".rstrip("0").rstrip("."))
+
+
+def record(
+    target: Target,
+    out: Annotated[Path, typer.Argument(help="The .mp4 to write.")],
+    episodes: Annotated[int, typer.Option(min=1)] = 1,
+    seed: Annotated[int, typer.Option(min=0)] = 0,
+    registry: Registry = DEFAULT_REGISTRY,
+) -> None:
+    """Write a video of a run's or a published policy; needs no display."""
+    from sparring.training import video
+
+    returns = video.record(policy_of(target, registry), out, episodes, seed)
+    typer.echo(f"{out}: returns {', '.join(f'{ret:.1f}' for ret in returns)}")
+
+
+def plot(
+    targets: Annotated[
+        list[Path], typer.Argument(metavar="RUN…", help="Runs; same experiment, other seed: one curve.")
+    ],
+    out: Annotated[Path, typer.Option(help="The figure to write: .png, .svg or .pdf.")],
+) -> None:
+    """Draw return by steps and by time, with 95 % confidence over seeds, and where the time went."""
+    from sparring.training import plot as figures
+    from sparring.training.run import Run
+
+    figures.plot([Run(path) for path in targets], out)
+    typer.echo(str(out))
+
+
+def publish(
+    target: Annotated[Path, typer.Argument(metavar="RUN", help="A run directory.")],
+    model: Annotated[str, typer.Option(help="The model's name.")] = "bot",
+    registry: Registry = DEFAULT_REGISTRY,
+) -> None:
+    """Publish a run's policy as the next version of a model."""
+    manifest = publish_run(target, model, registry)
+    typer.echo(f"{manifest.game.name}/{manifest.model}/{manifest.version}")
+
+
+def publish_run(path: Path, model: str, registry: str) -> Any:
+    """The manifest of the version that was published."""
+    from sparring.registry.manifest import DataSpan
+    from sparring.registry.registry import Registry
+    from sparring.training.run import Run
+
+    run = Run(path)
+    experiment, rows = run.experiment, run.rows()
+    last = {k: v for row in rows for k, v in row.items() if not k.startswith("time/")}  # the newest of each
+    config = {k: v for k, v in experiment.hyperparameters.items() if not isinstance(v, list | dict)}
+    return Registry(registry).publish(
+        run.policy(),
+        model=model,
+        algorithm=experiment.name,
+        metrics=last,
+        config={**config, "seed": experiment.seed},
+        data=DataSpan(steps=int(last.get("steps", 0))),
+    )
+
+
+def runs(
+    root: Annotated[Path, typer.Argument(help="Where to look for runs.")] = Path("runs"),
+) -> None:
+    """List and compare the runs below a directory."""
+    from rich.console import Console
+    from rich.table import Table
+
+    from sparring.training.run import list_runs
+
+    table = Table("run", "game", "algorithm", "seed", "steps", "steps/s", "return", "evaluation", "time", box=None)
+    for run in list_runs(root):
+        e, rows = run.experiment, run.rows()
+        last = {key: value for row in rows for key, value in row.items()}
+        number = {key: f"{value:,.1f}" for key, value in last.items()}
+        seconds = last.get("time/total_s", 0.0)
+        table.add_row(
+            str(run.path), e.game, e.name, str(e.seed),
+            f"{last.get('steps', 0):,.0f}", f"{last.get('steps', 0) / seconds:,.0f}" if seconds else "",
+            number.get("episode/return_recent", ""), number.get("evaluation/return_mean", ""), f"{seconds:,.0f} s",
+        )  # fmt: skip
+    if not table.rows:
+        raise InputError(f"there are no runs below {root}")
+    Console().print(table)
+
+
+def policy_of(target: str, registry: str) -> "Policy":
+    """From a run directory, or from the registry by name."""
+    from sparring.training.run import Run, is_run
+
+    if Path(target).is_dir() and is_run(Path(target)):
+        return Run(Path(target)).policy()
+    found = re.fullmatch(r"([^/]+)(?:/([^/]+)(?:/(\d+))?)?", target)
+    if found is None:
+        raise InputError(f"{target} is neither a run directory nor a model (GAME[/MODEL[/VERSION]])")
+    if "://" not in registry and not Path(registry).is_dir():
+        raise InputError(f"{target} is not a run directory, and there is no registry at {registry} to look it up in")
+    from sparring.registry.manifest import DEFAULT_MODEL
+    from sparring.registry.registry import Registry
+
+    where = Registry(registry)
+    game, model = found[1], found[2] or DEFAULT_MODEL
+    if found[3] is not None:
+        return where.policy(game, model, int(found[3]))
+    latest = where.latest(game, model)
+    if latest is None:
+        raise InputError(f"{target} is not a run directory, and {registry} has no model {model!r} of {game}")
+    return where.policy(game, model, latest.version)

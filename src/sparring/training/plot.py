@@ -1,0 +1,108 @@
+"""Figures of runs: return by steps and by time, with a confidence band over the seeds of one experiment, and where the
+time went."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import msgspec
+import numpy as np
+
+from sparring.errors import InputError
+from sparring.games.spec import Array
+from sparring.training.metrics import PHASES, Row
+from sparring.training.run import Run
+
+__all__ = ["Curve", "curve", "groups", "plot"]
+
+POINTS = 200
+T_95 = (12.71, 4.30, 3.18, 2.78, 2.57, 2.45, 2.36, 2.31, 2.26)  # Student's t, two-sided 95 %, for 1 … 9 degrees
+
+
+class Curve(NamedTuple):
+    x: Array
+    mean: Array
+    low: Array
+    high: Array
+
+
+def plot(runs: Sequence[Run], out: Path) -> None:
+    try:
+        import matplotlib
+    except ImportError as error:
+        raise InputError("figures need matplotlib: pip install 'sparring[train]'") from error
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    told = groups(runs)
+    figure, (by_steps, by_time, phases) = pyplot.subplots(1, 3, figsize=(15, 4.2), width_ratios=(2, 2, 1.2))
+    for label, members in told.items():
+        for axes, x in ((by_steps, "steps"), (by_time, "time/total_s")):
+            _draw(axes, curve([run.rows() for run in members], x), f"{label} ({len(members)})")
+    for axes, name in ((by_steps, "steps"), (by_time, "seconds")):
+        axes.set(xlabel=name, ylabel="return")
+        axes.grid(alpha=0.3)
+    by_steps.legend(fontsize=8)
+    _draw_phases(phases, told)
+    figure.tight_layout()
+    out.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        figure.savefig(out, dpi=130)
+    except ValueError as error:
+        raise InputError(f"{out}: {error}") from error
+    finally:
+        pyplot.close(figure)
+
+
+def groups(runs: Sequence[Run]) -> dict[str, list[Run]]:
+    """Runs that differ in their seed only are one curve."""
+    found: dict[bytes, list[Run]] = {}
+    for run in runs:
+        if not run.rows():
+            raise InputError(f"{run.path} has no metrics yet")
+        same = msgspec.structs.replace(run.experiment, seed=0, out=None)
+        found.setdefault(msgspec.json.encode(same, order="sorted"), []).append(run)
+    names = [f"{members[0].experiment.name} {members[0].experiment.game}" for members in found.values()]
+    labels = [
+        f"{name} {members[0].path.name}" if names.count(name) > 1 else name
+        for name, members in zip(names, found.values(), strict=True)
+    ]
+    return dict(zip(labels, found.values(), strict=True))
+
+
+def curve(seeds: Sequence[list[Row]], x: str) -> Curve:
+    """Mean over seeds and its 95 % confidence interval (Student's t), as far as every seed went."""
+    lines = []
+    for rows in seeds:
+        key = (
+            "evaluation/return_mean" if any("evaluation/return_mean" in row for row in rows) else "episode/return_mean"
+        )
+        points = [(row[x], row[key]) for row in rows if key in row]
+        if points:
+            lines.append(np.array(points).T)
+    if not lines:
+        return Curve(*(np.empty(0) for _ in range(4)))
+    at = np.linspace(max(line[0, 0] for line in lines), min(line[0, -1] for line in lines), POINTS)
+    values = np.array([np.interp(at, *line) for line in lines])
+    mean, n = values.mean(0), len(values)
+    t = T_95[n - 2] if 2 <= n <= len(T_95) + 1 else 1.96
+    half = t * values.std(0, ddof=1) / np.sqrt(n) if n > 1 else np.zeros_like(mean)
+    return Curve(at, mean, mean - half, mean + half)
+
+
+def _draw(axes: Any, line: Curve, label: str) -> None:
+    (drawn,) = axes.plot(line.x, line.mean, label=label)
+    axes.fill_between(line.x, line.low, line.high, alpha=0.2, color=drawn.get_color(), linewidth=0)
+
+
+def _draw_phases(axes: Any, told: dict[str, list[Run]]) -> None:
+    """Seconds per iteration by phase; the first iteration, which compiles, is left out."""
+    bottom = np.zeros(len(told))
+    rows = [[row for run in members for row in (run.rows()[1:] or run.rows())] for members in told.values()]
+    for phase in PHASES:
+        seconds = np.array([np.mean([row.get(f"time/{phase}_s", 0.0) for row in group]) for group in rows])
+        axes.bar(range(len(told)), seconds, bottom=bottom, label=phase)
+        bottom += seconds
+    axes.set_xticks(range(len(told)), list(told), rotation=20, ha="right", fontsize=7)
+    axes.set(ylabel="seconds per iteration")
+    axes.legend(fontsize=8)

@@ -1,0 +1,60 @@
+"""Episodes as an mp4, without a display: PyBullet, Atari and Gymnasium render into arrays, ffmpeg does the rest."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from sparring.errors import InputError
+from sparring.games.catalog import make
+from sparring.games.spec import Discrete, column
+from sparring.networks.policy import Policy
+
+__all__ = ["record"]
+
+FPS = 30
+
+
+def record(policy: Policy, out: Path, episodes: int = 1, seed: int = 0, max_steps: int = 5000) -> list[float]:
+    """Plays greedily and writes what is seen; the returns."""
+    try:
+        import imageio_ffmpeg
+    except ImportError as error:
+        raise InputError("recording needs ffmpeg: pip install 'sparring[train]'") from error
+    if out.suffix != ".mp4":
+        raise InputError(f"{out}: videos are written as .mp4")
+    game = policy.game
+    if game.env is None:
+        raise InputError(f"{game.name} is a declared game: it cannot be simulated, so not recorded")
+    env = make(game.env, render_mode="rgb_array")
+    writer: Any = None
+    returns = []
+    try:
+        for episode in range(episodes):
+            obs, _ = env.reset(seed=seed + episode)
+            total, over, steps = 0.0, False, 0
+            while not over and steps < max_steps:
+                frame = _even(np.asarray(env.render(), np.uint8))
+                if writer is None:
+                    out.parent.mkdir(parents=True, exist_ok=True)
+                    fps = float(env.metadata.get("render_fps") or FPS)
+                    size = (frame.shape[1], frame.shape[0])
+                    writer = imageio_ffmpeg.write_frames(str(out), size, fps=fps, macro_block_size=1)
+                    writer.send(None)
+                writer.send(np.ascontiguousarray(frame))
+                action = policy.act(column(game.observation, [obs]))[0][0]
+                native = int(action) if isinstance(game.action, Discrete) else action.reshape(env.action_space.shape)
+                obs, reward, terminated, truncated, _ = env.step(native)
+                total, over, steps = total + float(reward), terminated or truncated, steps + 1
+            returns.append(total)
+    finally:
+        if writer is not None:
+            writer.close()
+        env.close()
+    return returns
+
+
+def _even(frame: np.ndarray[Any, np.dtype[np.uint8]]) -> np.ndarray[Any, np.dtype[np.uint8]]:
+    """H.264 wants even sides."""
+    height, width = frame.shape[:2]
+    return frame[: height - height % 2, : width - width % 2]
