@@ -26,8 +26,9 @@ def save(path: Path, arrays: dict[str, Array], meta: dict[str, Any]) -> None:
     new, old = path.with_name(path.name + ".new"), path.with_name(path.name + ".old")
     shutil.rmtree(new, ignore_errors=True)
     new.mkdir(parents=True)
-    # A contiguous copy where needed: safetensors would write the bytes under a view, not the view.
-    data = safetensors.numpy.save({name: np.ascontiguousarray(array) for name, array in arrays.items()})
+    # A contiguous copy where needed: safetensors would write the bytes under a view, not the view. (Not
+    # `ascontiguousarray`, which gives scalars a dimension.)
+    data = safetensors.numpy.save({name: np.asarray(array, order="C") for name, array in arrays.items()})
     page = {"format": FORMAT, "state_sha256": hashlib.sha256(data).hexdigest(), "meta": meta}
     page["sha256"] = _digest(page)
     _write(new / "state.safetensors", data)
