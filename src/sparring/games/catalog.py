@@ -1,6 +1,8 @@
 """Where games come from: a Gymnasium id, or a JSON file that declares a game we cannot simulate."""
 
+import importlib
 import math
+import re
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +11,9 @@ import numpy as np
 from sparring.errors import InputError
 from sparring.games.spec import Box, Dict, Discrete, Game, MultiDiscrete, Space
 
-__all__ = ["declare", "load", "make"]
+__all__ = ["declare", "load", "make", "register"]
+
+PACKAGES = {r".*BulletEnv-v\d+$": ("pybullet_envs_gymnasium", "bullet"), r"ALE/": ("ale_py", "atari")}
 
 
 def load(name: str) -> Game:
@@ -28,7 +32,7 @@ def load(name: str) -> Game:
         env.close()
     if isinstance(action, Dict):
         raise InputError(f"{name}: Dict actions are not supported")
-    return Game(name=name.replace("/", "-"), observation=observation, action=action, env=name)
+    return Game(name=name.rpartition(":")[2].replace("/", "-"), observation=observation, action=action, env=name)
 
 
 def make(env_id: str, **options: Any) -> Any:
@@ -37,10 +41,21 @@ def make(env_id: str, **options: Any) -> Any:
         import gymnasium
     except ImportError as error:
         raise InputError("playing a Gymnasium game needs gymnasium: pip install 'sparring[play]'") from error
+    register(env_id)
     try:
         return gymnasium.make(env_id, **options)
     except gymnasium.error.Error as error:
         raise InputError(f"cannot make the game {env_id!r}: {error}") from error
+
+
+def register(env_id: str) -> None:
+    """Loads the package that brings the game, where its id tells which: Gymnasium knows only what was imported."""
+    for pattern, (module, extra) in PACKAGES.items():
+        if re.match(pattern, env_id):
+            try:
+                importlib.import_module(module)
+            except ImportError as error:
+                raise InputError(f"{env_id} needs {module}: pip install 'sparring[{extra}]'") from error
 
 
 def declare(name: str) -> Game:

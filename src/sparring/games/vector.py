@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 
 from sparring.errors import InputError
-from sparring.games.catalog import make, space_of
+from sparring.games.catalog import make, register, space_of
 from sparring.games.spec import Array, Box, Dict, Discrete, Game, Space
 
 __all__ = ["Environments", "Native", "Separate", "Step", "build"]
@@ -171,6 +171,7 @@ def native(game: Game, count: int) -> Native | None:
     assert game.env is not None
     if not isinstance(game.observation, Box) or game.env.startswith("phys2d/"):
         return None
+    register(game.env)
     spec = gymnasium.spec(game.env)
     if spec.vector_entry_point is None:
         return None

@@ -74,9 +74,8 @@ def curve(seeds: Sequence[list[Row]], x: str) -> Curve:
     """Mean over seeds and its 95 % confidence interval (Student's t), as far as every seed went."""
     lines = []
     for rows in seeds:
-        key = (
-            "evaluation/return_mean" if any("evaluation/return_mean" in row for row in rows) else "episode/return_mean"
-        )
+        evaluated = sum("evaluation/return_mean" in row for row in rows) > 1
+        key = "evaluation/return_mean" if evaluated else "episode/return_mean"
         points = [(row[x], row[key]) for row in rows if key in row]
         if points:
             lines.append(np.array(points).T)
