@@ -16,6 +16,9 @@ NAMES = {
     "td3": "TD3",
     "sac": "SAC",
     "ppo": "PPO",
+    "bc": "BC",
+    "cql": "CQL",
+    "iql": "IQL",
 }  # module → class; modules load when used, so listing names costs nothing
 
 

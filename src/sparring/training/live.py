@@ -145,7 +145,10 @@ class GameTrainer:
             model=DEFAULT_MODEL,
             algorithm=learner.algorithm.name,
             metrics=metrics,
-            config={k: v for k, v in msgspec.to_builtins(learner.config).items() if not isinstance(v, list)},
+            config={
+                name: value if isinstance(value, str | int | float) else msgspec.json.encode(value).decode()
+                for name, value in msgspec.structs.asdict(learner.config).items()
+            },
             parent=self.published.version if self.published else None,
             data=DataSpan(0, self.cursor, learner.fragments, learner.steps),
         )
