@@ -256,7 +256,8 @@ def test_a_bot_does_what_the_policy_does(name: str, random_policy: Callable[...,
     loaded = Loaded(render(policy), game, "bot", 1)
     player = Recorder(game, "anna", lambda cut: None)
     bot = Bot(game, player, lambda: loaded, seed=5)
-    noise = loaded.noise(np.random.default_rng(5), 256)
+    draws = np.random.default_rng(5)
+    noise = np.concatenate([loaded.noise(draws, 1), loaded.noise(draws, 100)])  # as the bot draws it: one, then many
     obs = sample(game, 6, np.random.default_rng(0))
     singles = [{f: row[f] for f in obs.dtype.names} for row in obs] if obs.dtype.names else list(obs)
     greedy, _ = policy.act(obs)

@@ -80,7 +80,7 @@ def test_other_spaces(server: FakeServer, play: Play, game: str) -> None:
 
 def test_players_wait_for_a_slow_server(server: FakeServer, play: Play, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing is dropped or left on disk although the server takes one small request at a time, slowly."""
-    monkeypatch.setattr(players, "UNSENT", 40_000)
+    monkeypatch.setattr(players, "UNSENT", 200_000)
     waiting: list[int] = []
 
     def slow(handler: Handler, body: bytes) -> bool:

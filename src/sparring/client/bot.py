@@ -17,7 +17,8 @@ from sparring.games.spec import Array
 
 __all__ = ["Actions", "Bot", "Loaded", "Policy", "RandomPlay"]
 
-NOISE_BLOCK = 256  # rows of noise drawn at once: one draw costs about as much as 100
+NOISE_BLOCK = 1024  # numbers drawn at once: one costs about as much as a few hundred
+MAX_NOISE = 1 << 20
 
 
 class Actions(NamedTuple):
@@ -52,11 +53,13 @@ class Loaded:
         if metadata.get("sparring.schema") != game.schema:
             found = metadata.get("sparring.schema", "none")
             raise InputError(f"the policy was made for schema {found}, the game {game.name!r} has {game.schema}")
-        noises = {value.name: value.shape for value in self._session.get_overridable_initializers()}
+        shapes = [value.shape for value in self._session.get_overridable_initializers() if value.name == "noise"]
         outputs = {value.name for value in self._session.get_outputs()}
-        if not isinstance(noises.get("noise", (0, 0))[-1], int) or not {"action", "sampled", "log_prob"} <= outputs:
+        if len(shapes) != 1 or len(shapes[0]) != 2 or not {*GREEDY, *EXPLORING} <= outputs:
             raise InputError("the file is not a Sparring policy: it lacks noise, action, sampled or log_prob")
-        self._noise_size: int = noises.get("noise", (0, 0))[-1]
+        self._noise_size = shapes[0][1]
+        if not isinstance(self._noise_size, int) or not 0 < self._noise_size <= MAX_NOISE:
+            raise InputError(f"the policy asks for noise of size {self._noise_size}, at most {MAX_NOISE} is sensible")
         self._uniform = metadata.get("sparring.noise") != "normal"
         self._has_density = metadata.get("sparring.log_prob") != "none"
         try:
@@ -169,11 +172,12 @@ class Bot:
     def _use(self, policy: Policy) -> None:
         self._policy = policy
         self._always_random = isinstance(policy, RandomPlay)
-        self._noise, self._next = policy.noise(self._rng, NOISE_BLOCK), 0
+        self._noise, self._next = policy.noise(self._rng, 1), 0
 
     def _draw(self) -> Array:
-        if self._next == NOISE_BLOCK:
-            self._noise, self._next = self._policy.noise(self._rng, NOISE_BLOCK), 0
+        if self._next == len(self._noise):
+            rows = max(1, NOISE_BLOCK // self._noise.shape[1])
+            self._noise, self._next = self._policy.noise(self._rng, rows), 0
         self._next += 1
         return self._noise[self._next - 1 : self._next]
 

@@ -14,6 +14,7 @@ from sparring.client.notices import Notices, log
 from sparring.client.recorder import Cut
 from sparring.client.server import Refused, Server, Unavailable
 from sparring.client.spool import Spool
+from sparring.errors import InputError
 from sparring.experience import wire
 from sparring.experience.fragment import Fragment
 from sparring.games import Game
@@ -262,13 +263,16 @@ class Uploader:
             done = answer.decode(Uploaded)
         except Refused as error:
             if error.status == 413 and count > 1:
-                return self._deliver_halves(body)
+                return self._deliver_halves(body, count)
             if error.status == 404 and self._declared and again:
                 self._registered = False  # the server lost its games: teach it again
                 return self._deliver(body, count, again=False)
             reasons = {refused.reason: refused for refused in error.problem.rejected}
             done = Uploaded(0, 0, list(reasons.values()) or [Rejected(0, "", error.status, str(error))])
         self._succeeded()
+        self._account(done, count)
+
+    def _account(self, done: Uploaded, count: int) -> None:
         for rejected in done.rejected:
             self._notices.warn(f"the server refuses play of {self._game.name!r} for good: {rejected.reason}")
         with self._changed:
@@ -276,11 +280,14 @@ class Uploader:
                 self._stats,
                 uploaded=self._stats.uploaded + done.accepted,
                 duplicates=self._stats.duplicates + done.duplicates,
-                rejected=self._stats.rejected + count - done.accepted - done.duplicates,
+                rejected=self._stats.rejected + max(0, count - done.accepted - done.duplicates),
             )
 
-    def _deliver_halves(self, body: bytes) -> None:
-        fragments = wire.decode(wire.decompress(body, "gzip", 1 << 30))
+    def _deliver_halves(self, body: bytes, count: int) -> None:
+        try:
+            fragments = wire.decode(wire.decompress(body, "gzip", 1 << 30))
+        except InputError as error:  # damaged on disk
+            return self._account(Uploaded(0, 0, [Rejected(0, "", 422, str(error))]), count)
         half = len(fragments) // 2
         for part in (fragments[:half], fragments[half:]):
             self._deliver(_body(part), len(part))

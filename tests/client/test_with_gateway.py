@@ -1,0 +1,67 @@
+"""The client against the real gateway, in a process of its own."""
+
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from fake_server import GAME, until, walk
+
+from sparring.client import Client, SchemaMismatch
+from sparring.client.players import play
+from sparring.errors import InputError
+from sparring.games import Box, Discrete, Game
+from sparring.networks.policy import Policy
+from sparring.networks.spec import Categorical, Dense
+from sparring.registry.registry import Registry
+
+pytestmark = pytest.mark.real
+OBS = np.zeros(4, np.float32)
+
+
+@pytest.fixture
+def gateway(tmp_path: Path) -> Iterator[str]:
+    command = [sys.executable, "-m", "sparring.gateway", "--data", str(tmp_path / "data"), "--port", "0"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        yield process.stdout.readline().strip()
+        process.terminate()
+
+
+def test_record_and_play(
+    gateway: str, client_of: Callable[..., Client], tmp_path: Path, random_policy: Callable[..., Policy]
+) -> None:
+    client = client_of(gateway, refresh=0.05)
+    bot = client.bot()
+    for step in walk(250):
+        client.record(*step)
+    client.record(np.full(4, np.nan), 0, 0.0, True, False, OBS)
+    assert client.flush()
+    assert (client.stats.uploaded, client.stats.rejected) == (3, 1)
+    with pytest.raises(InputError, match="no version"):
+        client.act(OBS)
+    registry = Registry(tmp_path / "data" / "registry")
+    for version in (1, 2):
+        policy = random_policy(GAME, (Dense(8),), Categorical(), seed=version)
+        registry.publish(policy, algorithm="none")
+        until(lambda version=version: bot.act(OBS) is not None and bot.version == version)
+    greedy, _ = policy.act(OBS[None])
+    until(lambda: client.act(OBS) == bot.act(OBS) == greedy[0])
+    assert client.act(OBS, explore=True) in range(3)
+    assert client.bot(version=1).version == 1
+    with pytest.raises(InputError, match="no version 9"):
+        client.bot(version=9)
+    assert client_of(gateway, "Pong").game == GAME
+    with pytest.raises(SchemaMismatch, match="they differ in observation"):
+        client_of(gateway, Game("Pong", Box((5,)), Discrete(3)))
+    with pytest.raises(InputError, match="does not know the game 'Chess'"):
+        client_of(gateway, "Chess")
+
+
+def test_mock_players(gateway: str, tmp_path: Path) -> None:
+    summary = play("CartPole-v1", gateway, players=3, episodes=20, directory=tmp_path / "client")
+    assert summary.episodes == 60
+    assert summary.stats.uploaded >= 60
+    assert summary.stats.rejected == summary.stats.dropped == summary.stats.spooled == 0
