@@ -32,6 +32,7 @@ app = typer.Typer(
 )
 
 ServerOption = Annotated[str, typer.Option(envvar="SPARRING_SERVER", help="Address of the platform.")]
+AlgorithmOption = Annotated[str | None, typer.Option(help="What learns; default: by the game's actions.")]
 DataOption = Annotated[Path, typer.Option(help="Directory for everything: store, registry, checkpoints.")]
 
 
@@ -42,6 +43,7 @@ def _examples(*lines: str) -> str:
 @app.command(epilog=_examples("sparring demo", "sparring demo --stay", "sparring demo --players 16 --data .sparring"))
 def demo(
     game: Annotated[str, typer.Argument(help="A Gymnasium id.")] = "CartPole-v1",
+    algorithm: AlgorithmOption = None,
     players: Annotated[int, typer.Option(min=1, help="Mock players.")] = 8,
     target: Annotated[float | None, typer.Option(help="Mean return to reach; default: the game's own goal.")] = None,
     data: Annotated[Path | None, typer.Option(help="Keep everything here; default: a temporary directory.")] = None,
@@ -50,9 +52,12 @@ def demo(
     stay: Annotated[bool, typer.Option("--stay", help="Go on after the goal, until Ctrl-C.")] = False,
 ) -> None:
     """Watch bots get good: platform, players and training on this machine."""
+    from sparring import algorithms
     from sparring.demo import demo
 
-    demo(game, players=players, target=target, data=data, port=port, limit=limit, stay=stay)
+    if algorithm is not None:
+        algorithms.check_name(algorithm)
+    demo(game, algorithm=algorithm, players=players, target=target, data=data, port=port, limit=limit, stay=stay)
 
 
 @app.command(epilog=_examples("sparring up", "sparring up --data /srv/sparring --host 0.0.0.0 --port 80"))
@@ -62,7 +67,7 @@ def up(
         str, typer.Option(help="Address to listen on. There is no access control yet: keep it local.")
     ] = "127.0.0.1",
     port: Annotated[int, typer.Option(help="Port; 0: any free one.")] = 8400,
-    algorithm: Annotated[str | None, typer.Option(help="Algorithm for all games; default: by their actions.")] = None,
+    algorithm: AlgorithmOption = None,
     publish_every: Annotated[float, typer.Option(min=0.1, help="Seconds between versions.")] = 10.0,
     train: Annotated[bool, typer.Option(help="Run the trainer.")] = True,
     print_address: Annotated[

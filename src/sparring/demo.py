@@ -29,7 +29,15 @@ START_TIMEOUT = 60.0
 
 
 def demo(
-    game: str, *, players: int, target: float | None, data: Path | None, port: int, limit: float, stay: bool
+    game: str,
+    *,
+    algorithm: str | None,
+    players: int,
+    target: float | None,
+    data: Path | None,
+    port: int,
+    limit: float,
+    stay: bool,
 ) -> None:
     """Raises SparringError when the players are not good within `limit` seconds."""
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that what we started is stopped in order
@@ -37,7 +45,7 @@ def demo(
     console = Console()
     with contextlib.ExitStack() as stack:
         directory = data or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="sparring-demo-")))
-        url = stack.enter_context(_platform(directory, port))
+        url = stack.enter_context(_platform(directory, port, algorithm))
         console.print(f"The platform runs, its dashboard is at [bold]{url}[/]. {players} players learn {game}.")
         began = time.monotonic()
         with _players(game, url, players) as summary:
@@ -56,10 +64,11 @@ def _goal(game: str) -> float:
 
 
 @contextlib.contextmanager
-def _platform(data: Path, port: int) -> Iterator[str]:
+def _platform(data: Path, port: int, algorithm: str | None) -> Iterator[str]:
     """`sparring up` as a process of its own, as it would run anywhere."""
     command = [sys.executable, "-m", "sparring.cli", "up", "--data", str(data), "--port", str(port)]
     command += ["--publish-every", "4", "--print-address"]
+    command += ["--algorithm", algorithm] if algorithm else []
     # Its own session: Ctrl-C is for us, and we stop it in order.
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True) as process:
         assert process.stdout is not None

@@ -11,102 +11,91 @@ import numpy as np
 
 from sparring.experience import Fragment
 from sparring.experience.replay import Replay
+from sparring.experience.trajectories import pack
 from sparring.games.spec import Array
 from sparring.networks.functions import Normaliser
 from sparring.networks.policy import Policy
 from sparring.networks.spec import feature_shape
 from sparring.training.checkpoint import flatten, unflatten
 
-__all__ = ["Learner"]
+__all__ = ["Learner", "ReplayLearner", "StreamLearner", "create"]
 
 FUSED = 32  # updates per call: large enough to hide the dispatch, small enough to stay responsive
 DEBT_LIMIT = 20_000  # updates owed at most: when players outrun the learner, the newest experience matters
 
 
+def create(algorithm: Any, seed: int = 0) -> "Learner":
+    return (StreamLearner if algorithm.on_policy else ReplayLearner)(algorithm, seed)
+
+
 class Learner:
-    """Off-policy learning from a replay window."""
+    """An algorithm's state, its normaliser and what it has seen."""
 
     def __init__(self, algorithm: Any, seed: int = 0) -> None:
         self.algorithm, self.config, self.game = algorithm, algorithm.config, algorithm.game
         self.state = algorithm.init(jax.random.key(seed))
         self.rng = np.random.default_rng(seed)
-        self.replay = Replay(self.game, self.config.replay)
         shape = feature_shape(self.game.observation)
         self.normaliser = Normaliser(shape) if self.config.normalise and len(shape) == 1 else None
         self.steps = self.fragments = self.updates = 0  # since the beginning, across restarts
-        self.debt = 0.0  # updates that the experience so far allows and that were not made yet
         self.metrics: dict[str, float] = {}
-        self._arrivals: deque[tuple[int, int]] = deque()  # (cursor before, transitions) of what fills the window
 
     def take(self, fragments: Sequence[Fragment], before: int) -> None:
-        """Fragments that lie behind the cursor `before`."""
+        """Fragments that lie behind the store's cursor `before`."""
         self._fill(fragments, before)
-        steps = sum(f.steps for f in fragments)
-        self.steps += steps
+        self.steps += sum(f.steps for f in fragments)
         self.fragments += len(fragments)
-        self.debt = min(self.debt + steps * self.config.updates_per_step, DEBT_LIMIT)
 
     def refill(self, fragments: Sequence[Fragment], before: int) -> None:
-        """After a restart: the window's content again, already counted and learned from."""
-        self._fill(fragments, before, known=True)
-
-    def _fill(self, fragments: Sequence[Fragment], before: int, known: bool = False) -> None:
-        batch: list[Fragment] = []
-        rows = 0
-        for fragment in fragments:
-            if batch and rows + fragment.steps + 1 > self.replay.capacity // 2:
-                self._extend(batch, known)
-                batch, rows = [], 0
-            if fragment.steps + 1 <= self.replay.capacity:
-                batch.append(fragment)
-                rows += fragment.steps + 1
-        if batch:
-            self._extend(batch, known)
-        self._arrivals.append((before, sum(f.steps for f in fragments)))
-        while sum(n for _, n in self._arrivals) - self._arrivals[0][1] > self.replay.capacity:
-            self._arrivals.popleft()
-
-    def _extend(self, fragments: Sequence[Fragment], known: bool) -> None:
-        obs = self.replay.extend([f.columns(self.game) for f in fragments], [f.terminated for f in fragments])
-        if self.normaliser is not None and not known:
-            self.normaliser.observe(obs)
-
-    @property
-    def window_start(self) -> int:
-        """The cursor from which `refill` must read to have the window again."""
-        return self._arrivals[0][0] if self._arrivals else 0
-
-    @property
-    def ready(self) -> bool:
-        return self.debt >= FUSED and len(self.replay) >= self.config.learning_starts
+        """After a restart: what was in memory again, already counted."""
+        raise NotImplementedError
 
     def learn(self, seconds: float) -> int:
         """Updates for about so long, or until the experience allows no more; how many."""
-        c, made, until = self.config, 0, time.monotonic() + seconds
+        made, until = 0, time.monotonic() + seconds
         while self.ready and (not made or time.monotonic() < until):
-            batches = self.replay.sample(self.rng, FUSED, c.batch, gamma=c.gamma, n_step=c.n_step)
-            self.state, metrics = self.algorithm.update(self.state, self._normaliser_params, batches)
-            self.metrics = {name: float(value) for name, value in metrics.items()}
-            self.debt -= FUSED
-            made += FUSED
+            made += self._update()
         self.updates += made
         return made
 
     @property
-    def exploration(self) -> float:
-        """By what was learned, not only by what arrived: many players must not end exploration early."""
-        learned = int(self.updates / self.config.updates_per_step)
-        return float(self.algorithm.exploration(min(self.steps, learned)))
-
-    def policy(self) -> Policy:
-        return self.algorithm.policy(self.state, self._normaliser_params, self.exploration)
+    def ready(self) -> bool:
+        raise NotImplementedError
 
     @property
-    def _normaliser_params(self) -> dict[str, Array]:
+    def window(self) -> int:
+        """Steps in memory to learn from."""
+        raise NotImplementedError
+
+    @property
+    def window_start(self) -> int:
+        """The cursor from which `refill` must read after a restart."""
+        raise NotImplementedError
+
+    def _fill(self, fragments: Sequence[Fragment], before: int) -> None:
+        raise NotImplementedError
+
+    def _update(self) -> int:
+        raise NotImplementedError
+
+    @property
+    def exploration(self) -> float:
+        return float(self.algorithm.exploration(self.steps))
+
+    def policy(self) -> Policy:
+        policy: Policy = self.algorithm.policy(self.state, self.normaliser_params, self.exploration)
+        return policy
+
+    @property
+    def normaliser_params(self) -> dict[str, Array]:
         return {} if self.normaliser is None else self.normaliser.params
 
+    def _apply(self, data: Any) -> None:
+        self.state, metrics = self.algorithm.update(self.state, self.normaliser_params, data)
+        self.metrics = {name: float(value) for name, value in metrics.items()}
+
     def save(self) -> tuple[dict[str, Array], dict[str, Any]]:
-        """Everything but the window, which the store has."""
+        """Everything but the experience, which the store has."""
         arrays = flatten(self.state, "state")
         if self.normaliser is not None:
             arrays |= {"normaliser.mean": self.normaliser.mean, "normaliser.var": self.normaliser.var}
@@ -116,7 +105,6 @@ class Learner:
             "steps": self.steps,
             "fragments": self.fragments,
             "updates": self.updates,
-            "debt": self.debt,
             "normaliser_count": self.normaliser.count if self.normaliser else 0.0,
             "rng": self.rng.bit_generator.state,
             "window_start": self.window_start,
@@ -129,5 +117,120 @@ class Learner:
             self.normaliser.mean, self.normaliser.var = arrays["normaliser.mean"], arrays["normaliser.var"]
             self.normaliser.count = meta["normaliser_count"]
         self.steps, self.fragments, self.updates = meta["steps"], meta["fragments"], meta["updates"]
-        self.debt = meta["debt"]
         self.rng.bit_generator.state = meta["rng"]
+
+
+class ReplayLearner(Learner):
+    """Off-policy: from a window of the newest experience, so many updates per step of it."""
+
+    def __init__(self, algorithm: Any, seed: int = 0) -> None:
+        super().__init__(algorithm, seed)
+        self.replay = Replay(self.game, self.config.replay)
+        self.debt = 0.0  # updates that the experience so far allows and that were not made yet
+        self._arrivals: deque[tuple[int, int]] = deque()  # (cursor before, steps) of what fills the window
+        self._arrived = 0  # steps among them
+
+    def take(self, fragments: Sequence[Fragment], before: int) -> None:
+        super().take(fragments, before)
+        steps = sum(f.steps for f in fragments)
+        self.debt = min(self.debt + steps * self.config.updates_per_step, DEBT_LIMIT)
+
+    def refill(self, fragments: Sequence[Fragment], before: int) -> None:
+        self._fill(fragments, before, known=True)
+
+    def _fill(self, fragments: Sequence[Fragment], before: int, known: bool = False) -> None:
+        batch: list[Fragment] = []
+        rows = 0
+        for fragment in fragments:
+            if rows + fragment.steps + 1 > self.replay.capacity:
+                self._extend(batch, known)
+                batch, rows = [], 0
+            batch.append(fragment)
+            rows += fragment.steps + 1
+        self._extend(batch, known)
+        self._arrivals.append((before, sum(f.steps for f in fragments)))
+        self._arrived += self._arrivals[-1][1]
+        while self._arrived - self._arrivals[0][1] > self.replay.capacity:
+            self._arrived -= self._arrivals.popleft()[1]
+
+    def _extend(self, fragments: Sequence[Fragment], known: bool) -> None:
+        if not fragments:
+            return
+        obs = self.replay.extend([f.columns(self.game) for f in fragments], [f.terminated for f in fragments])
+        if self.normaliser is not None and not known:
+            self.normaliser.observe(obs)
+
+    @property
+    def ready(self) -> bool:
+        return self.debt >= FUSED and len(self.replay) >= self.config.learning_starts
+
+    @property
+    def window(self) -> int:
+        return len(self.replay)
+
+    @property
+    def window_start(self) -> int:
+        return self._arrivals[0][0] if self._arrivals else 0
+
+    def _update(self) -> int:
+        c = self.config
+        self._apply(self.replay.sample(self.rng, FUSED, c.batch, gamma=c.gamma, n_step=c.n_step))
+        self.debt -= FUSED
+        return FUSED
+
+    @property
+    def exploration(self) -> float:
+        """By what was learned, not only by what arrived: many players must not end exploration early."""
+        learned = int(self.updates / self.config.updates_per_step)
+        return float(self.algorithm.exploration(min(self.steps, learned)))
+
+    def save(self) -> tuple[dict[str, Array], dict[str, Any]]:
+        arrays, meta = super().save()
+        return arrays, meta | {"debt": self.debt}
+
+    def restore(self, arrays: dict[str, Array], meta: dict[str, Any]) -> None:
+        super().restore(arrays, meta)
+        self.debt = meta["debt"]
+
+
+class StreamLearner(Learner):
+    """On-policy: each step of experience once, the newest first to count. The recorded log-probabilities tell the
+    algorithm how old the policies were that acted."""
+
+    def __init__(self, algorithm: Any, seed: int = 0) -> None:
+        super().__init__(algorithm, seed)
+        self._waiting: deque[Fragment] = deque()
+        self._cursor = 0
+
+    def refill(self, fragments: Sequence[Fragment], before: int) -> None:
+        """Nothing: what waited at the end had been taken, and is stale by now."""
+
+    def _fill(self, fragments: Sequence[Fragment], before: int) -> None:
+        # A person's play has no log-probability: on-policy learning cannot use it.
+        self._waiting.extend(f for f in fragments if f.log_prob is not None)
+        while self.window - self._waiting[0].steps >= 2 * self.config.steps if self._waiting else False:
+            self._waiting.popleft()
+        self._cursor = before
+
+    @property
+    def ready(self) -> bool:
+        return self.window >= self.config.steps
+
+    @property
+    def window(self) -> int:
+        return sum(f.steps for f in self._waiting)
+
+    @property
+    def window_start(self) -> int:
+        return self._cursor
+
+    def _update(self) -> int:
+        fragments: list[Fragment] = []
+        while sum(f.steps for f in fragments) < self.config.steps:
+            fragments.append(self._waiting.popleft())
+        columns = [f.columns(self.game) for f in fragments]
+        data = pack(self.game, columns, [f.terminated for f in fragments], steps=self.config.steps)
+        self._apply(data)
+        if self.normaliser is not None:
+            self.normaliser.observe(data.obs[:, :-1][data.mask])
+        return 1

@@ -29,8 +29,8 @@ from sparring.registry.registry import Registry
 from sparring.store.protocol import Store
 from sparring.store.sqlite import SqliteStore
 from sparring.training import checkpoint
-from sparring.training.evaluation import evaluate
-from sparring.training.learner import Learner
+from sparring.training.evaluate import play, summary
+from sparring.training.learner import create
 
 __all__ = ["GameTrainer", "Settings", "main", "run"]
 
@@ -38,6 +38,7 @@ log = logging.getLogger("sparring.trainer")
 
 TURN = 0.25  # seconds of learning before looking at the store again
 RETRY_AFTER = 30.0
+RETURN = "evaluation/return_mean"
 
 
 class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -61,7 +62,7 @@ class GameTrainer:
         name = settings.algorithm or algorithms.default_for(game)
         if name is None:
             raise InputError(f"no algorithm learns {type(game.action).__name__} actions yet")
-        self.learner = Learner(algorithms.create(name, game, settings.hyperparameters), settings.seed)
+        self.learner = create(algorithms.create(name, game, settings.hyperparameters), settings.seed)
         self.cursor = 0
         self.evaluation: float | None = None
         self.published: Manifest | None = registry.latest(game.name, DEFAULT_MODEL)
@@ -123,11 +124,11 @@ class GameTrainer:
             if due:
                 self._publish(policy, now)
             return
-        self.evaluation = evaluate(policy, s.evaluation_episodes, seed=self.learner.updates)
+        self.evaluation = float(summary(play(policy, s.evaluation_episodes, seed=self.learner.updates))[RETURN])
         # Looking must not cost more than a fifth of the time, however slow the game is.
         self.next_evaluation = now + max(s.evaluate_every, 4 * (time.monotonic() - now))
         self._note()
-        before = self.published.metrics.get("evaluation/return_mean") if self.published else None
+        before = self.published.metrics.get(RETURN) if self.published else None
         if (
             before is None
             or self.evaluation > before + (s.improvement - 1) * abs(before)
@@ -139,7 +140,7 @@ class GameTrainer:
         learner = self.learner
         metrics = {**learner.metrics, "updates": float(learner.updates), "steps": float(learner.steps)}
         if self.evaluation is not None:
-            metrics["evaluation/return_mean"] = self.evaluation
+            metrics[RETURN] = self.evaluation
         self.published = self.registry.publish(
             policy,
             model=DEFAULT_MODEL,
@@ -165,7 +166,7 @@ class GameTrainer:
             "time": time.time(),
             "steps": self.learner.steps,
             "updates": self.learner.updates,
-            "evaluation/return_mean": self.evaluation,
+            RETURN: self.evaluation,
             "exploration": self.learner.exploration,
             **self.learner.metrics,
         }
@@ -184,7 +185,7 @@ class GameTrainer:
             updates_per_s=self.rate,
             steps=learner.steps,
             lag=max(self.store.stats(self.game.name).fragments - learner.fragments, 0),
-            window=len(learner.replay),
+            window=learner.window,
             loss=next((value for name, value in learner.metrics.items() if name.startswith("loss/")), None),
             exploration=learner.exploration,
             evaluation=self.evaluation,
