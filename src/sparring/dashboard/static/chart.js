@@ -6,7 +6,7 @@ const SVG = "http://www.w3.org/2000/svg";
 const MARGIN = { top: 24, right: 18, bottom: 28, left: 50 };
 // A curve's point as the API sends it.
 const [TIME, STEPS, MEAN, LOW, HIGH, EPISODES, VERSION] = [0, 1, 2, 3, 4, 5, 6];
-const RECENT = 20; // episodes behind a point of the line: as many as behind the "mean return" figure, which its end equals
+const RECENT = 20; // episodes behind a point of the line: as many as behind the "mean return" figure
 const MINUTE = 60, HOUR = 3600, DAY = 86400;
 const TIME_STEPS = [
   1, 2, 5, 10, 15, 30, MINUTE, 2 * MINUTE, 5 * MINUTE, 10 * MINUTE, 15 * MINUTE, 30 * MINUTE,
@@ -66,12 +66,11 @@ export class Curve {
     svg.setAttribute("viewBox", `0 0 ${this.width} ${this.height}`);
     this.scale();
     this.drawGrid();
-    const xy = points.map((p) => [round(this.x(p)), round(this.y(p[MEAN]))]);
-    const above = points.map((p, i) => `${xy[i][0]} ${round(this.y(p[HIGH]))}`);
-    const below = points.map((p, i) => `${xy[i][0]} ${round(this.y(p[LOW]))}`).reverse();
-    this.line.setAttribute("d", "M" + xy.map(([x, y]) => `${x} ${y}`).join("L"));
-    this.band.setAttribute("d", `M${[...above, ...below].join("L")}Z`);
-    place(this.end, ...xy.at(-1));
+    const edge = (column) => points.map((p) => [this.x(p), this.y(p[column])]);
+    const mean = edge(MEAN);
+    this.line.setAttribute("d", path(mean));
+    this.band.setAttribute("d", path([...edge(HIGH), ...edge(LOW).reverse()]) + "Z");
+    place(this.end, ...mean.at(-1).map(round));
     this.drawMarks();
     if (this.cursor !== null) this.drawCursor();
     svg.setAttribute("aria-label", this.summary());
@@ -82,8 +81,8 @@ export class Curve {
     const byTime = this.axis === "time";
     const of = byTime ? (p) => p[TIME] : (p) => p[STEPS];
     const last = points.at(-1);
-    let [from, to] = [of(points[0]), byTime ? Math.max(last[TIME], this.until ?? 0) : last[STEPS]];
-    if (to <= from) [from, to] = [from - 1, from + 1];
+    const from = of(points[0]);
+    const to = Math.max(byTime ? Math.max(last[TIME], this.until ?? 0) : last[STEPS], from + 10);
     const left = MARGIN.left, right = this.width - MARGIN.right;
     this.at = (value) => left + (Math.min(Math.max((value - from) / (to - from), 0), 1)) * (right - left);
     this.x = (p) => this.at(of(p));
@@ -129,7 +128,7 @@ export class Curve {
         append(group, "line");
         append(group, "text");
       }
-      const x = round(this.at(this.axis === "time" ? created : this.stepsAt(created)));
+      const x = round(this.at(this.axis === "time" ? created : stepsAt(this.points, created)));
       const text = `v${version}`;
       const half = 5 + text.length * 3.6;
       const marked = version === this.marked;
@@ -140,15 +139,6 @@ export class Curve {
       group.setAttribute("class", marked ? "mark marked" : "mark");
       group.dataset.version = version;
     }
-  }
-
-  // Steps stored when a version came out; versions know only the steps that they were trained on.
-  stepsAt(time) {
-    const after = this.points.findIndex((p) => p[TIME] >= time);
-    if (after === 0) return this.points[0][STEPS];
-    if (after < 0) return this.points.at(-1)[STEPS];
-    const [a, b] = [this.points[after - 1], this.points[after]];
-    return a[STEPS] + ((time - a[TIME]) / (b[TIME] - a[TIME])) * (b[STEPS] - a[STEPS]);
   }
 
   point(event) {
@@ -215,11 +205,13 @@ export class Curve {
   }
 }
 
-// The API's bins hold from one episode on (a short history) to many; each point shows the newest twenty or so until then.
+// The API's bins hold one episode each (a short history) or many; a point shows the newest twenty, or its bin if it has
+// more. Episodes that arrived at once are one point: a line through them would only go up and down.
 function smooth(bins) {
-  return bins.map((bin, i) => {
+  const last = bins.filter((bin, i) => bin[TIME] !== bins[i + 1]?.[TIME]);
+  return last.map((bin) => {
     let [sum, low, high, episodes] = [0, Infinity, -Infinity, 0];
-    for (let j = i; j >= 0 && episodes < RECENT; j--) {
+    for (let j = bins.indexOf(bin); j >= 0 && (episodes < RECENT || bins[j][TIME] === bin[TIME]); j--) {
       sum += bins[j][MEAN] * bins[j][EPISODES];
       low = Math.min(low, bins[j][LOW]);
       high = Math.max(high, bins[j][HIGH]);
@@ -229,16 +221,34 @@ function smooth(bins) {
   });
 }
 
-export function sparkline(svg, values) {
+// Steps stored at a time: versions know only those that they were trained on.
+function stepsAt(points, time) {
+  const after = points.findIndex((p) => p[TIME] >= time);
+  if (after === 0) return points[0][STEPS];
+  if (after < 0) return points.at(-1)[STEPS];
+  const [a, b] = [points[after - 1], points[after]];
+  return a[STEPS] + ((time - a[TIME]) / (b[TIME] - a[TIME])) * (b[STEPS] - a[STEPS]);
+}
+
+// Steps per second of the last while, as [time, rate], read off a curve: what the page shows of the time before it was opened.
+export function pastRates(points, now, span, slot = 5) {
+  const rates = [];
+  for (let time = Math.max(now - span, points[0]?.[TIME] ?? now) + slot; time < now - slot; time += slot) {
+    rates.push([time, (stepsAt(points, time) - stepsAt(points, time - slot)) / slot]);
+  }
+  return rates;
+}
+
+export function sparkline(svg, rates, now, span) {
   const [width, height] = [svg.clientWidth, svg.clientHeight];
-  const path = svg.firstElementChild;
-  if (values.length < 2 || width === 0) return path.removeAttribute("d");
-  const top = Math.max(...values) || 1;
-  const dx = width / Math.max(values.length - 1, 30); // young ones grow from the right
-  const x = (i) => width - (values.length - 1 - i) * dx;
+  const top = Math.max(1, ...rates.map(([, rate]) => rate));
+  const at = ([time, rate]) => [width * (1 - (now - time) / span), height - 1 - (rate / top) * (height - 2)];
   svg.setAttribute("viewBox", `0 0 ${width} ${height}`);
-  const y = (value) => height - 1 - (value / top) * (height - 2);
-  path.setAttribute("d", "M" + values.map((value, i) => `${round(x(i))} ${round(y(value))}`).join("L"));
+  svg.firstElementChild.setAttribute("d", path(rates.map(at)));
+}
+
+function path(points) {
+  return points.map(([x, y], i) => `${i ? "L" : "M"}${round(x)} ${round(y)}`).join("");
 }
 
 function stepTicks([from, to], wanted) {

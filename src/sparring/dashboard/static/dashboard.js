@@ -1,14 +1,14 @@
 // The page: follows one game's live events and shows them. What comes from the server reaches the document as text only,
 // never as markup: players choose their own names.
 
-import { Curve, sparkline } from "./chart.js";
+import { Curve, pastRates, sparkline } from "./chart.js";
 import { NONE, ago, bytes, count, duration, number, percent, plural, signed } from "./format.js";
 
 const SERVER = new URL(".", location.href).href.replace(/\/$/, "");
 const FIRST_GAME = "CartPole-v1"; // what the page proposes to play when there is no game yet
 const ACTIVE = 30; // seconds since a player was seen; the API's `active_players` counts the same way
 const SILENCE = 15; // seconds without an event (one is due each second) after which a connection counts as dead
-const RATES = 120; // points of the sparkline
+const SPAN = 120; // seconds of the sparkline
 const ROWS = 7; // of a table before "show all"
 
 const $ = (id) => document.getElementById(id);
@@ -19,7 +19,7 @@ const state = {
   game: null,
   snapshot: null,
   skew: 0, // the server's clock minus ours
-  rates: [],
+  rates: [], // [time, steps per second]
   expanded: new Set(),
   attempt: 0, // number of the current connection; answers to earlier ones are ignored
   failures: 0,
@@ -89,8 +89,9 @@ function follow(game, attempt) {
 function take(snapshot) {
   state.heard = performance.now();
   state.snapshot = snapshot;
-  state.rates.push(snapshot.steps_per_s);
-  if (state.rates.length > RATES) state.rates.shift();
+  if (!state.rates.length) state.rates = pastRates(snapshot.curve, now(), SPAN);
+  state.rates.push([now(), snapshot.steps_per_s]);
+  while (state.rates[0][0] < now() - SPAN) state.rates.shift();
   connected();
 }
 
@@ -194,7 +195,7 @@ function show(snapshot) {
   showFigures(snapshot);
   $("curve-empty").hidden = snapshot.curve.length > 0;
   curve.show(snapshot.curve, snapshot.versions, snapshot.active_players ? snapshot.time : undefined);
-  sparkline($("spark"), state.rates);
+  sparkline($("spark"), state.rates, now(), SPAN);
   showVersions(snapshot.versions);
   showPlayers(snapshot);
   showTrainer(snapshot.trainer);
