@@ -43,6 +43,11 @@ class Box(msgspec.Struct, frozen=True, tag="box", tag_field="type", dict=True):
         for name, bound in (("low", self.low), ("high", self.high)):
             if isinstance(bound, tuple) and len(bound) != size:
                 raise ValueError(f"{name} has {len(bound)} values, the shape {self.shape} needs {size}")
+            if bound is not None and not np.isfinite(bound).all():
+                raise ValueError(f"{name} must be finite: leave it out where there is no bound")
+        low, high = self.bounds
+        if low is not None and high is not None and (low > high).any():
+            raise ValueError("low is above high")
 
     @cached_property
     def element(self) -> np.dtype[Any]:
@@ -82,7 +87,7 @@ class Discrete(msgspec.Struct, frozen=True, tag="discrete", tag_field="type"):
     """One of `n` whole numbers from `start` on."""
 
     n: Annotated[int, msgspec.Meta(ge=1, le=1 << 20)]
-    start: int = 0
+    start: Annotated[int, msgspec.Meta(ge=-(1 << 30), le=1 << 30)] = 0
 
     element: ClassVar[np.dtype[Any]] = np.dtype("<i4")
 
@@ -95,7 +100,9 @@ class Discrete(msgspec.Struct, frozen=True, tag="discrete", tag_field="type"):
 class MultiDiscrete(msgspec.Struct, frozen=True, tag="multi_discrete", tag_field="type", dict=True):
     """Several Discrete(n), each from 0."""
 
-    nvec: tuple[Annotated[int, msgspec.Meta(ge=1, le=1 << 20)], ...]
+    nvec: Annotated[
+        tuple[Annotated[int, msgspec.Meta(ge=1, le=1 << 20)], ...], msgspec.Meta(min_length=1, max_length=4096)
+    ]
 
     @cached_property
     def element(self) -> np.dtype[Any]:
@@ -118,6 +125,8 @@ class Dict(msgspec.Struct, frozen=True, tag="dict", tag_field="type", dict=True)
         for name in self.fields:
             if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]{0,63}", name):
                 raise ValueError(f"field name {name!r}: use letters, digits and underscores")
+        if self.element.itemsize > MAX_STEP_BYTES:
+            raise ValueError(f"one element of all fields is larger than {MAX_STEP_BYTES >> 20} MiB")
 
     @cached_property
     def element(self) -> np.dtype[Any]:
@@ -194,7 +203,7 @@ class Game(msgspec.Struct, frozen=True, dict=True, forbid_unknown_fields=True):
     def from_json(cls, text: bytes | str) -> "Game":
         try:
             return msgspec.json.decode(text, type=cls)
-        except (msgspec.ValidationError, msgspec.DecodeError) as error:
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
             raise InputError(f"not a game declaration: {error}") from error
 
     def to_json(self) -> bytes:
