@@ -13,7 +13,10 @@ from sparring.games.spec import Box, Dict, Discrete, Game, MultiDiscrete, Space
 
 __all__ = ["declare", "load", "make", "register"]
 
-PACKAGES = {r".*BulletEnv-v\d+$": ("pybullet_envs_gymnasium", "bullet"), r"ALE/": ("ale_py", "atari")}
+PACKAGES = {
+    r".*BulletEnv-v\d+$": ("pybullet_envs_gymnasium", "sparring[bullet]"),
+    r"ALE/": ("ale_py", "sparring[atari]"),
+}
 
 
 def load(name: str) -> Game:
@@ -49,13 +52,17 @@ def make(env_id: str, **options: Any) -> Any:
 
 
 def register(env_id: str) -> None:
-    """Loads the package that brings the game, where its id tells which: Gymnasium knows only what was imported."""
-    for pattern, (module, extra) in PACKAGES.items():
-        if re.match(pattern, env_id):
-            try:
-                importlib.import_module(module)
-            except ImportError as error:
-                raise InputError(f"{env_id} needs {module}: pip install 'sparring[{extra}]'") from error
+    """Loads the package that brings the game, named before a colon or known by the id: Gymnasium knows only what was
+    imported."""
+    named, _, name = env_id.rpartition(":")
+    known = [where for pattern, where in PACKAGES.items() if re.match(pattern, name)]
+    module, package = (named, named) if named else known[0] if known else ("", "")
+    if not module:
+        return
+    try:
+        importlib.import_module(module)
+    except ImportError as error:
+        raise InputError(f"{env_id} needs {module}: pip install '{package}'") from error
 
 
 def declare(name: str) -> Game:

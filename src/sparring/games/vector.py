@@ -171,11 +171,12 @@ def native(game: Game, count: int) -> Native | None:
     assert game.env is not None
     if not isinstance(game.observation, Box) or game.env.startswith("phys2d/"):
         return None
+    name = game.env.rpartition(":")[2]
     register(game.env)
-    spec = gymnasium.spec(game.env)
+    spec = gymnasium.spec(name)
     if spec.vector_entry_point is None:
         return None
-    env = gymnasium.make_vec(game.env, count, vectorization_mode="vector_entry_point")
+    env = gymnasium.make_vec(name, count, vectorization_mode="vector_entry_point")
     same = space_of(env.single_observation_space)
     if (
         not isinstance(same, Box)

@@ -1,0 +1,123 @@
+"""Environments side by side: never a transition across a reset, and the same again from a saved state."""
+
+import gymnasium
+import numpy as np
+import pytest
+
+from sparring.errors import InputError
+from sparring.games import Discrete, Game, catalog
+from sparring.games.vector import Native, Separate, build
+
+
+class Count(gymnasium.Env):  # type: ignore[type-arg]
+    """Observes how many steps the episode has had; ends after `length`, by time or by rule."""
+
+    observation_space = gymnasium.spaces.Box(0, 100, (1,), np.float32)
+    action_space = gymnasium.spaces.Discrete(2)
+
+    def __init__(self, length: int = 3, truncates: bool = False) -> None:
+        self.length, self.truncates, self.t = length, truncates, 0
+
+    def reset(self, *, seed=None, options=None):  # type: ignore[no-untyped-def]
+        super().reset(seed=seed)
+        self.t = 0
+        return np.zeros(1, np.float32), {}
+
+    def step(self, action):  # type: ignore[no-untyped-def]
+        self.t += 1
+        over = self.t == self.length
+        return np.full(1, self.t, np.float32), 1.0, over and not self.truncates, over and self.truncates, {}
+
+
+@pytest.fixture(autouse=True)
+def _registered():
+    gymnasium.register("Count-v0", entry_point=Count)
+    gymnasium.register("CountTruncated-v0", entry_point=Count, kwargs={"truncates": True})
+    yield
+    for name in ("Count-v0", "CountTruncated-v0"):
+        gymnasium.registry.pop(name)
+
+
+@pytest.mark.parametrize("name", ["Count-v0", "CountTruncated-v0"])
+def test_the_step_after_an_end_starts_the_next_episode(name):
+    games = Separate(catalog.load(name), 1)
+    seen = [games.reset(0)[0, 0]]
+    rewards, ends = [], []
+    for _ in range(7):
+        step = games.step(np.zeros(1, np.int32))
+        seen.append(step.obs[0, 0])
+        rewards.append(step.reward[0])
+        ends.append(bool(step.terminated[0] or step.truncated[0]))
+    assert seen == [0, 1, 2, 3, 0, 1, 2, 3]  # the last observation is there, then the next episode's first
+    assert rewards == [1, 1, 1, 0, 1, 1, 1]
+    assert ends == [False, False, True, False, False, False, True]
+
+
+def test_the_native_form_plays_the_same_game():
+    game = catalog.load("CartPole-v1")
+    native, single = build(game, 3), catalog.make("CartPole-v1")
+    assert isinstance(native, Native)
+    obs = native.reset(3)
+    single.reset(seed=0)
+    single.unwrapped.state = tuple(obs[1].astype(np.float64))
+    for _ in range(60):
+        step = native.step(np.ones(3, np.int32))
+        expected, reward, terminated, truncated, _ = single.step(1)
+        assert step.obs[1] == pytest.approx(expected, abs=1e-4)
+        assert (step.reward[1], step.terminated[1], step.truncated[1]) == (reward, terminated, truncated)
+        if terminated:
+            break
+    else:
+        pytest.fail("CartPole never fell")
+    assert native.step(np.zeros(3, np.int32)).reward[1] == 0
+
+
+@pytest.mark.parametrize(("name", "count"), [("CartPole-v1", 4), ("CartPole-v1", 1), ("Pendulum-v1", 2)])
+def test_a_restored_state_goes_on_identically(name, count):
+    game = catalog.load(name)
+    games, again = build(game, count), build(game, count)
+    rng = np.random.default_rng(0)
+    draw = (
+        (lambda: rng.integers(0, 2, count, np.int32))
+        if isinstance(game.action, Discrete)
+        else (lambda: rng.uniform(-2, 2, (count, 1)).astype(np.float32))
+    )
+    games.reset(5)
+    for _ in range(130):
+        before = games.step(draw())
+    state = games.state()
+    assert state is not None
+    again.reset(9)
+    assert np.array_equal(again.restore(state), before.obs)
+    for _ in range(250):
+        action = draw()
+        for a, b in zip(games.step(action), again.step(action), strict=True):
+            assert np.array_equal(a, b)
+
+
+def test_episodes_have_seeds_of_their_own():
+    games = Separate(catalog.load("CartPole-v1"), 2)
+    first = games.reset(1)
+    assert not np.array_equal(first[0], first[1])
+    assert np.array_equal(first, games.reset(1))
+    assert not np.array_equal(first, games.reset(2))
+
+
+def test_a_declared_game_cannot_be_simulated():
+    game = catalog.load("CartPole-v1")
+    declared = Game("mine", game.observation, game.action)
+    with pytest.raises(InputError, match="declared game"):
+        build(declared, 1)
+
+
+def test_two_humanoids_in_one_process_do_not_share_a_robot():
+    pytest.importorskip("pybullet_envs_gymnasium")
+    game = catalog.load("HumanoidBulletEnv-v0")
+    alone, pair = Separate(game, 1), Separate(game, 2)
+    rng = np.random.default_rng(0)
+    assert np.array_equal(alone.reset(0)[0], pair.reset(0)[0])
+    for _ in range(20):
+        actions = rng.uniform(-1, 1, (2, 17)).astype(np.float32)
+        assert np.array_equal(alone.step(actions[:1]).obs[0], pair.step(actions).obs[0])
+    alone.close()
+    pair.close()

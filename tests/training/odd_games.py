@@ -1,0 +1,48 @@
+"""Games that misbehave, for workers to play: `odd_games:Odd-v0`. What they do is in the environment's variables."""
+
+import os
+import time
+from pathlib import Path
+
+import gymnasium
+import numpy as np
+
+
+class Odd(gymnasium.Env):  # type: ignore[type-arg]
+    """Rewards the action that equals the observation. ODD_TROUBLE: a file; the first who finds it removes it, and
+    dies or hangs (its content)."""
+
+    observation_space = gymnasium.spaces.Box(0, 1, (1,), np.float32)
+    action_space = gymnasium.spaces.Discrete(2)
+
+    def reset(self, *, seed=None, options=None):  # type: ignore[no-untyped-def]
+        super().reset(seed=seed)
+        self.t = 0
+        return self._look(), {}
+
+    def _look(self):  # type: ignore[no-untyped-def]
+        self.now = int(self.np_random.integers(2))
+        return np.full(1, self.now, np.float32)
+
+    def step(self, action):  # type: ignore[no-untyped-def]
+        if self.t == 3 and (trouble := os.environ.get("ODD_TROUBLE")):
+            self._trouble(Path(trouble))
+        self.t += 1
+        reward = float(action == self.now)
+        return self._look(), reward, False, self.t == 10, {}
+
+    def _trouble(self, path: Path) -> None:
+        try:
+            what = path.read_text()
+            if what != "die always":
+                path.unlink()
+        except FileNotFoundError:
+            return  # another one found it
+        print("the game is in trouble", flush=True)
+        if what == "hang":
+            while True:
+                time.sleep(0.01)
+        os._exit(7)
+
+
+gymnasium.register("Odd-v0", entry_point=Odd)

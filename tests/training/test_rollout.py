@@ -1,0 +1,134 @@
+"""Rollout workers: what they write is what was played; the dead and the hung are replaced."""
+
+import logging
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from sparring.errors import SparringError
+from sparring.experience.replay import END
+from sparring.games import catalog
+from sparring.networks.policy import Policy
+from sparring.networks.spec import Categorical, Dense, param_shapes
+from sparring.training.rollout import Local, Pool, plan_for
+
+
+@pytest.fixture(autouse=True)
+def _importable(monkeypatch):
+    monkeypatch.syspath_prepend(Path(__file__).parent)
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent))
+
+
+def policy_for(name, scale=0.1):
+    game = catalog.load(name)
+    layers, head = (Dense(8),), Categorical()
+    rng = np.random.default_rng(0)
+    shapes = param_shapes(game, layers, head)
+    return Policy(game, layers, head, {k: scale * rng.standard_normal(s).astype(np.float32) for k, s in shapes.items()})
+
+
+def plan(policy, workers, envs=2, steps=12):
+    return plan_for(policy, workers=workers, envs=envs, steps=steps, slots=2, seed=3)
+
+
+def played(source, policy, rounds=3):
+    source.publish(policy)
+    blocks = []
+    try:
+        for _ in range(rounds):
+            source.start()
+            taken = [source.take() for _ in range(source.plan.workers)]
+            blocks += [(b.worker, b.lag, [a.copy() for a in b.rows], b.episodes) for b in taken]
+    finally:
+        source.close()
+    return blocks
+
+
+@pytest.mark.parametrize("name", ["odd_games:Odd-v0", "CartPole-v1"])
+def test_rows_are_what_was_played(name):
+    policy = policy_for(name)
+    returns = []
+    total = lengths = 0.0
+    for _, _, (obs, action, reward, kind, log_prob), episodes in played(Local(plan(policy, 0)), policy, 20):
+        assert obs.shape[:2] == kind.shape == (2, 13)
+        assert (kind[:, -1] == END).all()
+        assert (reward[:, :-1][kind[:, :-1] == END] == 0).all()
+        if name.endswith("Odd-v0"):
+            steps = kind[:, :-1] != END
+            assert np.array_equal(reward[:, :-1][steps], (action == obs[..., 0])[:, :-1][steps])
+        # Every log-probability is the one that the policy gives for that observation and action.
+        flat = policy.outputs(obs[:, :-1].reshape(-1, *obs.shape[2:]))
+        logp = flat - np.log(np.exp(flat).sum(-1, keepdims=True))
+        expected = logp[np.arange(len(logp)), action[:, :-1].ravel()]
+        assert log_prob[:, :-1].ravel() == pytest.approx(expected, abs=1e-5)
+        total += reward[:, :-1].sum()
+        returns += [ret for ret, _ in episodes]
+        lengths += sum(length for _, length in episodes)
+    assert returns
+    assert 0 <= total - sum(returns) <= 2 * 500  # all rewards but those of the two episodes that go on
+
+
+@pytest.mark.real
+class TestPool:
+    def test_workers_play_what_one_process_plays(self, tmp_path):
+        policy = policy_for("CartPole-v1")
+        here = played(Local(plan(policy, 0)), policy)
+        there = [b for b in played(Pool(plan(policy, 2), 60.0, tmp_path), policy) if b[0] == 0]
+        assert len(there) == len(here) == 3
+        for (_, _, ours, episodes), (_, _, theirs, theirs_episodes) in zip(here, there, strict=True):
+            assert episodes == theirs_episodes
+            for a, b in zip(ours, theirs, strict=True):
+                assert np.array_equal(a[:, :-1], b[:, :-1])
+
+    def test_new_weights_reach_the_workers(self, tmp_path):
+        policy = policy_for("odd_games:Odd-v0")
+        sure = {k: np.zeros_like(v) for k, v in policy.params.items()}
+        sure["head.b"] = np.array([-50.0, 50.0], np.float32)
+        pool = Pool(plan(policy, 1), 60.0, tmp_path)
+        try:
+            for params, only_ones in ((policy.params, False), (sure, True)):
+                pool.publish(Policy(policy.game, policy.layers, policy.head, params))
+                pool.start()
+                block = pool.take()
+                assert block.lag == 0
+                assert (block.rows.action[:, :-1] == 1).all() == only_ones
+            pool.start()
+            pool.publish(policy)
+            pool.publish(policy)
+            assert 0 <= pool.take().lag <= 2
+        finally:
+            pool.close()
+
+    @pytest.mark.parametrize(("trouble", "says"), [("die", "exit code 7"), ("hang", "no sign of life")])
+    def test_who_dies_or_hangs_is_replaced_and_play_goes_on(self, tmp_path, monkeypatch, caplog, trouble, says):
+        (tmp_path / "trouble").write_text(trouble)
+        monkeypatch.setenv("ODD_TROUBLE", str(tmp_path / "trouble"))
+        policy = policy_for("odd_games:Odd-v0")
+        pool = Pool(plan(policy, 2), 1.0, tmp_path / "logs")
+        with caplog.at_level(logging.WARNING, "sparring.rollout"):
+            blocks = played(pool, policy, 4)
+        assert len(blocks) == 8
+        assert pool.replaced == 1
+        (told,) = [record.getMessage() for record in caplog.records]
+        assert says in told
+        assert "the game is in trouble" in told
+        if trouble == "hang":
+            assert "odd_games.py" in told  # where it hung
+            assert "_trouble" in told
+
+    def test_a_game_that_always_dies_ends_the_run_with_its_last_words(self, tmp_path, monkeypatch):
+        (tmp_path / "trouble").write_text("die always")
+        monkeypatch.setenv("ODD_TROUBLE", str(tmp_path / "trouble"))
+        policy = policy_for("odd_games:Odd-v0")
+        pool = Pool(plan(policy, 1), 60.0, tmp_path / "logs")
+        with pytest.raises(SparringError, match=r"(?s)exit code 7.*3 times in a row.*the game is in trouble"):
+            played(pool, policy)
+
+    def test_closing_leaves_no_process_behind(self, tmp_path):
+        policy = policy_for("CartPole-v1")
+        pool = Pool(plan(policy, 2), 60.0, tmp_path)
+        pool.publish(policy)
+        pool.start()
+        pool.close()
+        assert all(worker.process.poll() is not None for worker in pool.workers)
