@@ -51,12 +51,12 @@ def returns(fragments: Sequence[Fragment]) -> list[float]:
 
 
 def require_checked(fragments: Sequence[Fragment]) -> None:
-    """The least that a store relies on; doors run `experience.check`, which asks for more."""
+    """The least that a store relies on; doors run `validate.check`, which asks for more."""
     for f in fragments:
-        if f.steps < 1 or len(f.reward) != f.steps * REWARD.itemsize:
+        if f.steps < 1 or len(f.reward) != 4 * f.steps:
             raise InputError(
                 f"fragment {f.id!r} has {f.steps} steps and {len(f.reward)} bytes of reward: "
-                f"a store takes only fragments that passed experience.check"
+                f"a store takes only fragments that passed experience.validate.check"
             )
 
 

@@ -17,17 +17,13 @@ from sparring.errors import InputError, SparringError
 from sparring.experience import Fragment
 from sparring.games import Game
 from sparring.store import tables
-from sparring.store.arrival import require_checked, returns
 from sparring.store.protocol import Episode, Outcome, PlayerStats, Stats, StoreBusy, Tail, VersionStats
-from sparring.store.tables import PLACES, Arrival, find_game
+from sparring.store.tables import GAME, MODEL, PLACES, PLAYER, Submission, decode, find_game
 from sparring.store.writer import Writer
 
 __all__ = ["SqliteStore"]
 
 ANSWER = 64 << 20  # bytes in one answer of `tail`: fragments of images are large
-
-_encode = msgspec.msgpack.Encoder().encode
-_decode = msgspec.msgpack.Decoder(Fragment).decode
 
 
 class SqliteStore:
@@ -54,11 +50,11 @@ class SqliteStore:
         self._writing().call(lambda db: tables.register(db, game))
 
     def append(self, fragments: Sequence[Fragment]) -> list[Outcome]:
-        return self._writing().append(_arrivals(fragments), wait=True).result()
+        return self._writing().append(Submission(fragments))
 
     def submit(self, fragments: Sequence[Fragment]) -> "Future[list[Outcome]]":
         try:
-            return self._writing().append(_arrivals(fragments), wait=False)
+            return self._writing().submit(Submission(fragments))
         except (InputError, StoreBusy) as error:
             future: Future[list[Outcome]] = Future()
             future.set_exception(error)
@@ -68,14 +64,14 @@ class SqliteStore:
         self._writing().refuse((time.time(), game[:200], player[:200], fragment_id[:200], reason[:1000]))
 
     def erase(self, game: str, player: str) -> int:
-        """Some at a time, so that appends get through in between; what is stored after it began stays. At the end
-        the write-ahead log is emptied: the bytes are gone from the files, not only from the tables."""
+        """Some at a time, so that appends get through in between. At the end the write-ahead log is emptied: the bytes
+        are gone from the files, not only from the tables."""
         writer = self._writing()
-        last = self.tail(game, -1).cursor
         erased = 0
-        while some := writer.call(lambda db: tables.erase(db, game, player, last)):
+        while some := writer.call(lambda db: tables.erase(db, game, player)):
             erased += some
-        writer.call(lambda db: tables.forget(db, game, player), scrub=True)
+        writer.call(lambda db: tables.forget(db, game, player))
+        writer.scrub()
         return erased
 
     def _writing(self) -> Writer:
@@ -89,17 +85,18 @@ class SqliteStore:
 
     def tail(self, game: str, after: int = 0, limit: int = 1000) -> Tail:
         with self._reading() as db:
-            key, place = find_game(db, game)
+            shelf = find_game(db, game)
             if after < 0:
-                return Tail([], place)
+                return Tail([], shelf.place)
             fragments, size = [], 0
+            first, end = _span(shelf.key)
             rows = db.execute(
-                "SELECT seq - ?1, body FROM fragment WHERE seq > ?1 + ?2 AND seq < ?1 + ?3 ORDER BY seq LIMIT ?4",
-                (key * PLACES, after, PLACES, limit),
+                "SELECT seq, body FROM fragment WHERE seq > ? AND seq < ? ORDER BY seq LIMIT ?",
+                (first + after, end, limit),
             )
-            for place, body in rows:
-                fragments.append(_decode(body))
-                after = place
+            for seq, body in rows:
+                fragments.append(decode(body))
+                after = seq - first
                 size += len(body)
                 if size >= ANSWER:
                     break
@@ -111,19 +108,19 @@ class SqliteStore:
             drawn: list[Fragment] = []
             missing = steps
             while missing > 0:
-                (key, place), stats = find_game(db, game), _stats(db, game)
+                (key, _, place), stats = find_game(db, game), _stats(db, game)
                 if stats.steps <= steps:
                     rows = db.execute("SELECT body FROM fragment WHERE seq > ? AND seq < ?", _span(key))
-                    return [_decode(body) for (body,) in rows]
+                    return [decode(body) for (body,) in rows]
                 wanted = missing * stats.fragments // stats.steps + 1
                 probes = wanted * place // stats.steps  # of all steps there ever were: erased ones find nothing
                 if probes <= stats.fragments:
-                    bodies = _probe(db, key, rng.integers(place, size=probes).tolist())
+                    found = _probe(db, key, rng.integers(place, size=probes).tolist())
                 else:
-                    bodies = _pick(db, key, wanted, rng)
-                for body in bodies:
-                    drawn.append(_decode(body))
-                    missing -= drawn[-1].steps
+                    found = _pick(db, key, wanted, rng)
+                for f in found:
+                    drawn.append(f)
+                    missing -= f.steps
                     if missing <= 0:
                         break
             return drawn
@@ -135,17 +132,18 @@ class SqliteStore:
     def players(self, game: str, limit: int = 100) -> list[PlayerStats]:
         with self._reading() as db:
             rows = db.execute(
-                "SELECT name, fragments, steps, last_seen FROM player WHERE game = ? ORDER BY last_seen DESC LIMIT ?",
-                (find_game(db, game)[0], limit),
+                "SELECT name, fragments, steps, last_seen FROM tally WHERE game = ? AND kind = ?"
+                " ORDER BY last_seen DESC LIMIT ?",
+                (find_game(db, game).key, PLAYER, limit),
             )
             return [PlayerStats(*row) for row in rows]
 
     def versions(self, game: str) -> list[VersionStats]:
         with self._reading() as db:
             rows = db.execute(
-                "SELECT nullif(model, ''), nullif(version, -1), fragments, steps FROM actor WHERE game = ?"
-                " ORDER BY model, version",
-                (find_game(db, game)[0],),
+                "SELECT nullif(name, ''), nullif(version, -1), fragments, steps FROM tally WHERE game = ? AND kind = ?"
+                " ORDER BY name, version",
+                (find_game(db, game).key, MODEL),
             )
             return [VersionStats(*row) for row in rows]
 
@@ -153,9 +151,9 @@ class SqliteStore:
         with self._reading() as db:
             rows = db.execute(
                 "SELECT player.name, e.name, e.steps, e.ret, e.ended, e.model, e.version, e.seq - ?1"
-                " FROM episode e JOIN player ON player.key = e.player"
+                " FROM episode e JOIN tally player ON player.key = e.player"
                 " WHERE e.seq > ?1 + ?2 AND e.seq < ?1 + ?3 ORDER BY e.seq LIMIT ?4",
-                (find_game(db, game)[0] * PLACES, after, PLACES, limit),
+                (find_game(db, game).key * PLACES, after, PLACES, limit),
             )
             return [Episode(*row) for row in rows]
 
@@ -184,18 +182,12 @@ class SqliteStore:
         db.close()
 
 
-def _arrivals(fragments: Sequence[Fragment]) -> list[Arrival]:
-    """On the caller's thread: the writer's time is everybody's."""
-    require_checked(fragments)
-    try:
-        bodies = [_encode(f) for f in fragments]
-    except (UnicodeEncodeError, OverflowError) as error:
-        raise InputError(f"a fragment cannot be written down: {error}") from error
-    return [Arrival(*parts) for parts in zip(fragments, bodies, returns(fragments), strict=True)]
-
-
 def _stats(db: sqlite3.Connection, game: str) -> Stats:
-    row = db.execute("SELECT fragments, steps, players, bytes, rejected FROM game WHERE name = ?", (game,)).fetchone()
+    row = db.execute(
+        "SELECT fragments, steps, players, bytes, rejected FROM game JOIN tally ON tally.game = game.key AND kind = ?"
+        " WHERE game.name = ?",
+        (GAME, game),
+    ).fetchone()
     return Stats(*row) if row else Stats(0, 0, 0, 0, 0)
 
 
@@ -203,7 +195,7 @@ def _span(game: int) -> tuple[int, int]:
     return game * PLACES, (game + 1) * PLACES
 
 
-def _probe(db: sqlite3.Connection, game: int, steps: list[int]) -> Iterator[bytes]:
+def _probe(db: sqlite3.Connection, game: int, steps: list[int]) -> Iterator[Fragment]:
     """The fragments that hold these steps, counted from the game's first; an erased one has none."""
     first, end = _span(game)
     for step in steps:
@@ -212,15 +204,15 @@ def _probe(db: sqlite3.Connection, game: int, steps: list[int]) -> Iterator[byte
             (first + step, end),
         ).fetchone()
         if row and row[0]:
-            yield row[1]
+            yield decode(row[1])
 
 
-def _pick(db: sqlite3.Connection, game: int, count: int, rng: np.random.Generator) -> Iterator[bytes]:
+def _pick(db: sqlite3.Connection, game: int, count: int, rng: np.random.Generator) -> Iterator[Fragment]:
     """Where so much was erased that probes would mostly find nothing: looks at the steps of every fragment left."""
     rows = db.execute("SELECT seq, steps FROM fragment WHERE seq > ? AND seq < ?", _span(game)).fetchall()
     ends = np.cumsum([steps for _, steps in rows])
     steps = rng.integers(ends[-1], size=count) if rows else np.empty(0)
     for index in np.searchsorted(ends, steps, side="right").tolist():
-        row = db.execute("SELECT body FROM fragment WHERE seq = ?", (rows[index][0],)).fetchone()
+        row = db.execute("SELECT body FROM fragment WHERE seq = ?", rows[index][:1]).fetchone()
         if row:
-            yield row[0]
+            yield decode(row[0])

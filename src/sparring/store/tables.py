@@ -9,30 +9,36 @@ import errno
 import os
 import sqlite3
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache
+from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
 from sparring.errors import InputError, SparringError
 from sparring.experience import Fragment
 from sparring.games import Game
-from sparring.store.arrival import Unfinished, require_same
+from sparring.store.arrival import Unfinished, require_checked, require_same, returns
 from sparring.store.protocol import Outcome, StoreFull
 
 __all__ = [
+    "GAME",
+    "MODEL",
     "PLACES",
+    "PLAYER",
     "QUARANTINE",
-    "Arrival",
     "Refusal",
+    "Submission",
+    "append",
+    "connect",
+    "decode",
     "erase",
     "find_game",
     "forget",
-    "insert",
     "note",
     "open_reader",
     "open_writer",
@@ -44,29 +50,28 @@ __all__ = [
 VERSION = 1  # of these tables
 APPLICATION = 0x53504152  # "SPAR" in the file's header
 PLACES = 1 << 44  # seq = game · PLACES + place: one B-tree for all games, each with a range to grow at its end
-PAGE = 16_384  # bytes; measured: 1.5–2 times the rate of 4096 for rows of 3 to 26 kB
+PAGE = 8192  # bytes; measured: larger ones write more for counters and ids, smaller ones take longer for bodies
 QUARANTINE = 4096  # refused fragments kept
 PATIENCE = 5.0  # seconds to wait for a lock, or for a file that is just being made
 ERASE = 16 << 20  # bytes erased in one transaction
 
 SCHEMA = (
+    # erased: steps, since the beginning.
     """CREATE TABLE game (
-    key INTEGER PRIMARY KEY, name TEXT NOT NULL UNIQUE, spec TEXT NOT NULL, place INTEGER NOT NULL DEFAULT 0,
-    fragments INTEGER NOT NULL DEFAULT 0, steps INTEGER NOT NULL DEFAULT 0, players INTEGER NOT NULL DEFAULT 0,
-    bytes INTEGER NOT NULL DEFAULT 0, rejected INTEGER NOT NULL DEFAULT 0)""",
-    """CREATE TABLE player (
-    key INTEGER PRIMARY KEY, game INTEGER NOT NULL, name TEXT NOT NULL,
-    fragments INTEGER NOT NULL, steps INTEGER NOT NULL, last_seen REAL NOT NULL, UNIQUE (game, name))""",
-    "CREATE INDEX player_seen ON player (game, last_seen)",
-    # Who acted: a model's version; '' and -1 are a human, because NULLs are never equal in a UNIQUE.
-    """CREATE TABLE actor (
-    key INTEGER PRIMARY KEY, game INTEGER NOT NULL, model TEXT NOT NULL, version INTEGER NOT NULL,
-    fragments INTEGER NOT NULL, steps INTEGER NOT NULL, UNIQUE (game, model, version))""",
-    # body: the fragment as on the wire (msgpack). The other columns are what is searched for or counted down by.
+    key INTEGER PRIMARY KEY, name TEXT NOT NULL UNIQUE, schema TEXT NOT NULL, spec TEXT NOT NULL,
+    players INTEGER NOT NULL DEFAULT 0, rejected INTEGER NOT NULL DEFAULT 0, erased INTEGER NOT NULL DEFAULT 0)""",
+    # Counters of games, players and models' versions, in one table because a transaction touches one of each: that is
+    # one page to write instead of three. A human's name is '' and what has no version has -1: NULLs are never UNIQUE.
+    # newest: of a player, the seq of his newest fragment.
+    """CREATE TABLE tally (
+    key INTEGER PRIMARY KEY, game INTEGER NOT NULL, kind TEXT NOT NULL, name TEXT NOT NULL, version INTEGER NOT NULL,
+    fragments INTEGER NOT NULL DEFAULT 0, steps INTEGER NOT NULL DEFAULT 0, bytes INTEGER NOT NULL DEFAULT 0,
+    last_seen REAL NOT NULL DEFAULT 0, newest INTEGER NOT NULL DEFAULT 0, UNIQUE (game, kind, name, version))""",
+    # previous: the same player's fragment before this one, for `erase`; an index by player would cost a tenth of the
+    # append rate. body: the fragment as on the wire (msgpack).
     """CREATE TABLE fragment (
-    seq INTEGER PRIMARY KEY, id TEXT NOT NULL UNIQUE, player INTEGER NOT NULL, actor INTEGER NOT NULL,
-    steps INTEGER NOT NULL, bytes INTEGER NOT NULL, body BLOB NOT NULL)""",
-    "CREATE INDEX fragment_player ON fragment (player)",
+    seq INTEGER PRIMARY KEY, id TEXT NOT NULL UNIQUE, previous INTEGER NOT NULL, steps INTEGER NOT NULL,
+    body BLOB NOT NULL)""",
     # Complete episodes; seq is that of the fragment that completed it.
     """CREATE TABLE episode (
     seq INTEGER PRIMARY KEY, player INTEGER NOT NULL, name TEXT NOT NULL, steps INTEGER NOT NULL, ret REAL NOT NULL,
@@ -80,15 +85,44 @@ SCHEMA = (
     id TEXT NOT NULL, reason TEXT NOT NULL)""",
 )
 
+GAME, PLAYER, MODEL = "game", "player", "model"  # kinds of tally
+encoder = msgspec.msgpack.Encoder()
+decode = msgspec.msgpack.Decoder(Fragment).decode
+
 Refusal = tuple[float, str, str, str, str]  # time, game, player, fragment's id, reason
 
 
-class Arrival(msgspec.Struct, frozen=True, gc=False):
-    """A fragment with what was made of it on its caller's thread."""
+class Submission:
+    """Fragments that arrive together, with what is made of them on their caller's thread."""
 
+    def __init__(self, fragments: Sequence[Fragment]) -> None:
+        require_checked(fragments)
+        self.fragments = fragments
+        self.bodies = _encode(fragments)
+        self.returns = returns(fragments)
+        self.sizes = [len(f.obs) + len(f.action) + len(f.reward) + len(f.log_prob or b"") for f in fragments]
+        self.size = sum(self.sizes)
+
+
+def _encode(fragments: Sequence[Fragment]) -> list[memoryview]:
+    """Into one buffer: of many middling ones the C library returns the memory to the system each time, and page faults
+    then cost ten times what encoding does."""
+    buffer, ends = bytearray(), [0]
+    try:
+        for f in fragments:
+            encoder.encode_into(f, buffer, -1)
+            ends.append(len(buffer))
+    except (UnicodeEncodeError, OverflowError) as error:
+        raise InputError(f"a fragment cannot be written down: {error}") from error
+    view = memoryview(buffer)
+    return [view[first:last] for first, last in pairwise(ends)]
+
+
+class _New(NamedTuple):
     fragment: Fragment
-    body: bytes
+    body: memoryview
     ret: float
+    size: int
 
 
 # Opening
@@ -97,7 +131,7 @@ class Arrival(msgspec.Struct, frozen=True, gc=False):
 def open_writer(path: Path) -> sqlite3.Connection:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        db = _connect(path, "rwc")
+        db = connect(path, "rwc")
         with _closing_on_error(db):
             if _version(db, path) == 0:
                 db.execute(f"PRAGMA page_size = {PAGE}")
@@ -117,7 +151,7 @@ def open_reader(path: Path) -> sqlite3.Connection:
     if not path.is_file():
         raise InputError(f"there is no store at {path}: `sparring up` makes one, or give the directory that has it")
     try:
-        db = _connect(path, "rw")
+        db = connect(path)
         with _closing_on_error(db):
             deadline = time.monotonic() + PATIENCE
             while _version(db, path) == 0:  # its writer is just making it
@@ -130,7 +164,7 @@ def open_reader(path: Path) -> sqlite3.Connection:
     return db
 
 
-def _connect(path: Path, mode: str) -> sqlite3.Connection:
+def connect(path: Path, mode: str = "rw") -> sqlite3.Connection:
     uri = f"{path.absolute().as_uri()}?mode={mode}"
     return sqlite3.connect(uri, uri=True, timeout=PATIENCE, isolation_level=None, check_same_thread=False)
 
@@ -204,53 +238,71 @@ def register(db: sqlite3.Connection, game: Game) -> None:
     if row is not None:
         require_same(Game.from_json(row[0]), game)
         return
-    db.execute("INSERT INTO game (name, spec) VALUES (?, ?)", (game.name, game.to_json().decode()))
+    key = db.execute(
+        "INSERT INTO game (name, schema, spec) VALUES (?, ?, ?)", (game.name, game.schema, game.to_json().decode())
+    ).lastrowid
+    db.execute("INSERT INTO tally (game, kind, name, version) VALUES (?, ?, '', -1)", (key, GAME))
 
 
-def find_game(db: sqlite3.Connection, name: str) -> tuple[int, int]:
-    """Its key and the place of its newest fragment. Keys begin at 1; a game that is not there is 0 and has nothing."""
-    row: tuple[int, int] | None = db.execute("SELECT key, place FROM game WHERE name = ?", (name,)).fetchone()
+class Shelf(NamedTuple):
+    """A game's range of places. Keys begin at 1: a game that is not there has key 0, and nothing."""
+
+    key: int
+    schema: str
+    place: int  # of its newest fragment
+
+
+def find_game(db: sqlite3.Connection, name: str) -> Shelf:
+    row = db.execute(
+        "SELECT game.key, schema, erased + steps FROM game JOIN tally ON tally.game = game.key AND kind = ?"
+        " WHERE game.name = ?",
+        (GAME, name),
+    ).fetchone()
+    return Shelf(*row) if row else Shelf(0, "", 0)
+
+
+def find_player(db: sqlite3.Connection, game: str, name: str) -> tuple[int, int]:
+    """Its key and its newest fragment's seq; zeros for one that is not there."""
+    row: tuple[int, int] | None = db.execute(
+        "SELECT key, newest FROM tally WHERE game = ? AND kind = ? AND name = ?",
+        (find_game(db, game).key, PLAYER, name),
+    ).fetchone()
     return row or (0, 0)
 
 
-def _find_player(db: sqlite3.Connection, game: int, name: str) -> int:
-    row = db.execute("SELECT key FROM player WHERE game = ? AND name = ?", (game, name)).fetchone()
-    return row[0] if row else 0
+# Appending. By the batch throughout: SQLite takes some 20 µs for a row of 3 kB, and each call into it several more.
 
 
-# Appending. By the batch throughout: SQLite's own work on a row of 3 kB takes some 30 µs, each call into it several.
+def append(db: sqlite3.Connection, submissions: Sequence[Submission], now: float) -> list[list[Outcome] | InputError]:
+    """The answer to each submission, all in one transaction. One that does not belong here is refused, alone."""
+    try:
+        with transaction(db):
+            return _append(db, submissions, now, {})
+    except sqlite3.IntegrityError:  # some ids are there already, which is rare enough to be found out this way
+        with transaction(db):
+            return _append(db, submissions, now, _known(db, [f.id for s in submissions for f in s.fragments]))
 
 
-def insert(
-    db: sqlite3.Connection, submissions: Sequence[Sequence[Arrival]], now: float
+def _append(
+    db: sqlite3.Connection, submissions: Sequence[Submission], now: float, known: dict[str, bytes | memoryview]
 ) -> list[list[Outcome] | InputError]:
-    """The answer to each submission. One for an unknown game is refused as a whole, alone."""
-    games = {name: find_game(db, name) for name in {a.fragment.game for s in submissions for a in s}}
-    bodies = _bodies(db, [a.fragment.id for s in submissions for a in s])
+    games = {name: find_game(db, name) for name in {f.game for s in submissions for f in s.fragments}}
     answers: list[list[Outcome] | InputError] = []
-    new: list[Arrival] = []
+    new: list[_New] = []
     for submission in submissions:
-        unknown = [a.fragment.game for a in submission if not games[a.fragment.game][0]]
-        if unknown:
-            answers.append(InputError(f"no game {unknown[0]!r} is registered here"))
+        stray = next((f for f in submission.fragments if games[f.game].schema != f.schema), None)
+        if stray is None:
+            answers.append(_sort(submission, known, new))
         else:
-            answers.append([_sort(a, bodies, new) for a in submission])
+            answers.append(InputError(f"no game {stray.game!r} with schema {stray.schema!r} is registered here"))
     if new:
-        _insert_new(db, new, games, now)
+        _insert(db, new, games, now)
     return answers
 
 
-def _sort(arrival: Arrival, bodies: dict[str, bytes], new: list[Arrival]) -> Outcome:
-    known = bodies.setdefault(arrival.fragment.id, arrival.body)
-    if known is arrival.body:
-        new.append(arrival)
-        return Outcome.STORED
-    return Outcome.DUPLICATE if known == arrival.body else Outcome.CONFLICT
-
-
-def _bodies(db: sqlite3.Connection, ids: list[str]) -> dict[str, bytes]:
-    """Of those that are there already. Whole bodies are compared: exact, and no digest to make of every fragment."""
-    found: dict[str, bytes] = {}
+def _known(db: sqlite3.Connection, ids: list[str]) -> dict[str, bytes | memoryview]:
+    """Bodies of those that are there already. They are compared as a whole: exact, and no digest to make of each."""
+    found: dict[str, bytes | memoryview] = {}
     marks = ",".join("?" * 64)
     for first in range(0, len(ids), 64):
         some = ids[first : first + 64]
@@ -259,77 +311,83 @@ def _bodies(db: sqlite3.Connection, ids: list[str]) -> dict[str, bytes]:
     return found
 
 
+def _sort(submission: Submission, known: dict[str, bytes | memoryview], new: list[_New]) -> list[Outcome]:
+    outcomes = []
+    columns = (submission.fragments, submission.bodies, submission.returns, submission.sizes)
+    for arrival in map(_New, *columns):
+        name = arrival.fragment.id
+        if name in known:
+            outcomes.append(Outcome.DUPLICATE if known[name] == arrival.body else Outcome.CONFLICT)
+        else:
+            known[name] = arrival.body
+            new.append(arrival)
+            outcomes.append(Outcome.STORED)
+    return outcomes
+
+
 class _Sum:
-    __slots__ = ("bytes", "fragments", "steps")
+    """What one transaction adds to a tally, then also the tally's key and newest fragment."""
+
+    __slots__ = ("bytes", "fragments", "key", "newest", "steps")
 
     def __init__(self) -> None:
-        self.fragments = self.steps = self.bytes = 0
-
-    def add(self, steps: int, size: int) -> None:
-        self.fragments += 1
-        self.steps += steps
-        self.bytes += size
+        self.fragments = self.steps = self.bytes = self.key = self.newest = 0
 
 
-def _insert_new(db: sqlite3.Connection, new: list[Arrival], games: dict[str, tuple[int, int]], now: float) -> None:
-    sums: dict[int, _Sum] = {}
-    players: dict[tuple[int, str], _Sum] = {}
-    actors: dict[tuple[int, str, int], _Sum] = {}
-    labels = []
-    for f in [arrival.fragment for arrival in new]:
-        game = games[f.game][0]
-        size = len(f.obs) + len(f.action) + len(f.reward) + len(f.log_prob or b"")
-        player, actor = (game, f.player), (game, f.model or "", -1 if f.version is None else f.version)
-        labels.append((game, player, actor, size))
-        sums.setdefault(game, _Sum()).add(f.steps, size)
-        players.setdefault(player, _Sum()).add(f.steps, size)
-        actors.setdefault(actor, _Sum()).add(f.steps, size)
-    player_keys, newcomers = _count_players(db, players, now)
-    actor_keys = {actor: _count_actor(db, actor, total) for actor, total in actors.items()}
-
-    places = {key: key * PLACES + place for key, place in games.values()}
+def _insert(db: sqlite3.Connection, new: list[_New], games: dict[str, Shelf], now: float) -> None:
+    tallies = _sums(new)
+    for (game, *tally), total in tallies.items():
+        _count(db, games[game].key, tally, total, now)
+    places = {name: game.key * PLACES + game.place for name, game in games.items()}
     episodes = _Episodes(db, now)
     rows = []
-    for arrival, (game, player, actor, size) in zip(new, labels, strict=True):
-        f = arrival.fragment
-        places[game] = seq = places[game] + f.steps
-        rows.append((seq, f.id, player_keys[player], actor_keys[actor], f.steps, size, arrival.body))
-        episodes.add(f, arrival.ret, player_keys[player], seq)
+    for f, body, ret, _ in new:
+        player = tallies[f.game, PLAYER, f.player, -1]
+        places[f.game] = seq = places[f.game] + f.steps
+        rows.append((seq, f.id, player.newest, f.steps, body))
+        player.newest = seq
+        episodes.add(f, ret, player.key, seq)
     _insert_rows(db, "fragment", rows)
     episodes.write()
-    for game, total in sums.items():
-        db.execute(
-            "UPDATE game SET place = place + ?2, fragments = fragments + ?1, steps = steps + ?2, bytes = bytes + ?3,"
-            " players = players + ?4 WHERE key = ?5",
-            (total.fragments, total.steps, total.bytes, newcomers[game], game),
-        )
+    newest = [(total.newest, total.key) for (_, kind, _, _), total in tallies.items() if kind == PLAYER]
+    db.executemany("UPDATE tally SET newest = ? WHERE key = ?", newest)
 
 
-def _count_players(
-    db: sqlite3.Connection, players: dict[tuple[int, str], _Sum], now: float
-) -> tuple[dict[tuple[int, str], int], Counter[int]]:
-    """Their keys, and how many each game sees for the first time."""
-    keys, newcomers = {}, Counter[int]()
-    for player, total in players.items():
-        [(key, fragments)] = db.execute(
-            "INSERT INTO player (game, name, fragments, steps, last_seen) VALUES (?, ?, ?, ?, ?)"
-            " ON CONFLICT (game, name) DO UPDATE SET fragments = fragments + excluded.fragments,"
-            " steps = steps + excluded.steps, last_seen = excluded.last_seen RETURNING key, fragments",
-            (*player, total.fragments, total.steps, now),
-        ).fetchall()
-        keys[player] = key
-        newcomers[player[0]] += fragments == total.fragments
-    return keys, newcomers
+_Tally = tuple[str, str, str, int]  # game, kind, name, version
 
 
-def _count_actor(db: sqlite3.Connection, actor: tuple[int, str, int], total: _Sum) -> int:
-    [(key,)] = db.execute(
-        "INSERT INTO actor (game, model, version, fragments, steps) VALUES (?, ?, ?, ?, ?)"
-        " ON CONFLICT (game, model, version) DO UPDATE SET fragments = fragments + excluded.fragments,"
-        " steps = steps + excluded.steps RETURNING key",
-        (*actor, total.fragments, total.steps),
+def _sums(new: list[_New]) -> dict[_Tally, _Sum]:
+    groups: defaultdict[tuple[str, str, str | None, int | None], _Sum] = defaultdict(_Sum)
+    for f, _, _, size in new:
+        group = groups[f.game, f.player, f.model, f.version]
+        group.fragments += 1
+        group.steps += f.steps
+        group.bytes += size
+    sums: defaultdict[_Tally, _Sum] = defaultdict(_Sum)
+    for (game, player, model, version), group in groups.items():
+        for tally in _tallies(player, model, version):
+            total = sums[game, *tally]
+            total.fragments += group.fragments
+            total.steps += group.steps
+            total.bytes += group.bytes
+    return sums
+
+
+def _tallies(player: str, model: str | None, version: int | None) -> tuple[tuple[str, str, int], ...]:
+    """Where a fragment counts: kind, name and version of the tallies."""
+    return (GAME, "", -1), (PLAYER, player, -1), (MODEL, model or "", -1 if version is None else version)
+
+
+def _count(db: sqlite3.Connection, game: int, tally: Sequence[object], total: _Sum, now: float) -> None:
+    [(total.key, total.newest, fragments)] = db.execute(
+        "INSERT INTO tally (game, kind, name, version, fragments, steps, bytes, last_seen)"
+        " VALUES (?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT (game, kind, name, version)"
+        " DO UPDATE SET fragments = fragments + excluded.fragments, steps = steps + excluded.steps,"
+        " bytes = bytes + excluded.bytes, last_seen = excluded.last_seen RETURNING key, newest, fragments",
+        (game, *tally, total.fragments, total.steps, total.bytes, now),
     ).fetchall()
-    return int(key)
+    if tally[0] == PLAYER and fragments == total.fragments:
+        db.execute("UPDATE game SET players = players + 1 WHERE key = ?", (game,))
 
 
 class _Episodes:
@@ -339,29 +397,33 @@ class _Episodes:
         self.db = db
         self.now = now
         self.complete: list[tuple[Any, ...]] = []
-        self.unfinished: dict[tuple[int, str], Unfinished | None] = {}  # none: there is none any more
+        self.unfinished: dict[tuple[int, str], Unfinished | None] = {}  # none: not any more
+        self.stored: list[tuple[int, str]] = []
 
     def add(self, f: Fragment, ret: float, player: int, seq: int) -> None:
+        if f.start == 0 and f.ended:  # all of it, as short ones are: nothing to look up or to remember
+            self.complete.append((seq, player, f.episode, f.steps, ret, self.now, f.model, f.version))
+            return
         name = (player, f.episode)
-        whole = f.start == 0 and f.ended  # one fragment, as short episodes are: nothing to look up or to remember
-        episode = Unfinished() if whole else self.find(name)
-        complete = episode.add(f, ret)
-        if complete:
+        episode = self.unfinished.get(name) or self.find(name)
+        if episode.add(f, ret):
             self.complete.append((seq, *name, episode.steps, episode.ret, self.now, episode.model, episode.version))
-        if not whole:
-            self.unfinished[name] = None if complete else episode
+            self.unfinished[name] = None
 
     def find(self, name: tuple[int, str]) -> Unfinished:
-        if name in self.unfinished:
-            return self.unfinished[name] or Unfinished()
-        row = self.db.execute(
-            "SELECT steps, ret, length, model, version FROM unfinished WHERE player = ? AND name = ?", name
-        ).fetchone()
-        return Unfinished(*row) if row else Unfinished()
+        row = None
+        if name not in self.unfinished:
+            row = self.db.execute(
+                "SELECT steps, ret, length, model, version FROM unfinished WHERE player = ? AND name = ?", name
+            ).fetchone()
+        if row is not None:
+            self.stored.append(name)
+        self.unfinished[name] = episode = Unfinished(*row) if row else Unfinished()
+        return episode
 
     def write(self) -> None:
         _insert_rows(self.db, "episode", self.complete)
-        gone = [name for name, episode in self.unfinished.items() if episode is None]
+        gone = [name for name in self.stored if self.unfinished[name] is None]
         self.db.executemany("DELETE FROM unfinished WHERE player = ? AND name = ?", gone)
         rows = [(*name, *msgspec.structs.astuple(e)) for name, e in self.unfinished.items() if e is not None]
         _insert_rows(self.db, "unfinished", rows)
@@ -386,45 +448,46 @@ def _insertion(table: str, width: int, count: int) -> str:
 # Erasing and refusing
 
 
-def erase(db: sqlite3.Connection, game: str, player: str, last: int) -> int:
-    """Some of the player's fragments up to the place `last`: how many; 0 when none are left."""
-    game_key = find_game(db, game)[0]
-    player_key = _find_player(db, game_key, player)
-    found = db.execute(
-        "SELECT seq, actor, steps, bytes FROM fragment WHERE player = ? AND seq <= ? ORDER BY seq LIMIT 1000",
-        (player_key, game_key * PLACES + last),
-    ).fetchall()
-    rows, total = [], _Sum()
-    for row in found:
-        rows.append(row)
-        total.add(*row[2:])
-        if total.bytes >= ERASE:
-            break
-    db.executemany("DELETE FROM episode WHERE seq = ?", [row[:1] for row in rows])
-    db.executemany("DELETE FROM fragment WHERE seq = ?", [row[:1] for row in rows])
+def erase(db: sqlite3.Connection, game: str, player: str) -> int:
+    """Some of the player's fragments, the newest first: how many; 0 when none are left."""
+    key, seq = find_player(db, game, player)
+    seqs: list[tuple[int]] = []
+    gone: list[Fragment] = []
+    size = 0
+    while seq and size < ERASE:
+        previous, body = db.execute("SELECT previous, body FROM fragment WHERE seq = ?", (seq,)).fetchone()
+        seqs.append((seq,))
+        gone.append(decode(body))
+        size += len(body)
+        seq = previous
+    for table in ("episode", "fragment"):
+        db.executemany(f"DELETE FROM {table} WHERE seq = ?", seqs)
+    db.execute("UPDATE tally SET newest = ? WHERE key = ?", (seq, key))
+    _discount(db, find_game(db, game).key, Submission(gone))
+    return len(gone)
+
+
+def _discount(db: sqlite3.Connection, game: int, gone: Submission) -> None:
     db.executemany(
-        "UPDATE actor SET fragments = fragments - 1, steps = steps - ?2 WHERE key = ?1", [row[1:3] for row in rows]
+        "UPDATE tally SET fragments = fragments - 1, steps = steps - ?, bytes = bytes - ?"
+        " WHERE game = ? AND kind = ? AND name = ? AND version = ?",
+        [
+            (f.steps, size, game, *tally)
+            for f, size in zip(gone.fragments, gone.sizes, strict=True)
+            for tally in _tallies(f.player, f.model, f.version)
+        ],
     )
-    db.execute("DELETE FROM actor WHERE game = ? AND fragments = 0", (game_key,))
-    db.execute(
-        "UPDATE player SET fragments = fragments - ?, steps = steps - ? WHERE key = ?",
-        (total.fragments, total.steps, player_key),
-    )
-    db.execute(
-        "UPDATE game SET fragments = fragments - ?, steps = steps - ?, bytes = bytes - ? WHERE key = ?",
-        (total.fragments, total.steps, total.bytes, game_key),
-    )
-    return total.fragments
+    db.execute("DELETE FROM tally WHERE game = ? AND kind = ? AND fragments = 0", (game, MODEL))
+    db.execute("UPDATE game SET erased = erased + ? WHERE key = ?", (sum(f.steps for f in gone.fragments), game))
 
 
 def forget(db: sqlite3.Connection, game: str, player: str) -> None:
     """What is left of a player whose fragments are erased."""
     db.execute("DELETE FROM quarantine WHERE game = ? AND player = ?", (game, player))
-    game_key = find_game(db, game)[0]
-    key = _find_player(db, game_key, player)
+    key, _ = find_player(db, game, player)
     db.execute("DELETE FROM unfinished WHERE player = ?", (key,))
-    gone = db.execute("DELETE FROM player WHERE key = ? AND fragments = 0", (key,)).rowcount
-    db.execute("UPDATE game SET players = players - ? WHERE key = ?", (gone, game_key))
+    gone = db.execute("DELETE FROM tally WHERE key = ? AND fragments = 0", (key,)).rowcount
+    db.execute("UPDATE game SET players = players - ? WHERE name = ?", (gone, game))
 
 
 def note(db: sqlite3.Connection, refusals: Sequence[Refusal], counts: Counter[str]) -> None:

@@ -1,19 +1,20 @@
-"""Group commit: one thread owns the SQLite store's writing connection and commits what many callers hand it, with one
-fsync for all that waits. The queue is bounded; an answer means that the work is on disk."""
+"""Group commit: whoever has the turn commits all that waits, with one fsync. The queue is bounded; an answer means that
+the work is on disk. Callers who wait take the turn themselves, a thread takes it for those who do not."""
 
 import logging
 import sqlite3
 import threading
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from concurrent.futures import Future
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 from sparring.errors import InputError, SparringError
+from sparring.store import tables
 from sparring.store.protocol import Outcome, StoreBusy, StoreFull
-from sparring.store.tables import QUARANTINE, Arrival, Refusal, insert, note, open_writer, transaction, trouble
+from sparring.store.tables import Refusal, Submission
 
 __all__ = ["Writer"]
 
@@ -32,110 +33,121 @@ class _Work(Generic[T]):
 
 
 class _Append(_Work[list[Outcome]]):
-    def __init__(self, arrivals: Sequence[Arrival]) -> None:
+    def __init__(self, submission: Submission) -> None:
         super().__init__()
-        self.arrivals = arrivals
-        self.size = sum(len(arrival.body) for arrival in arrivals)
+        self.submission = submission
+        self.size = submission.size
 
 
 class _Call(_Work[T]):
-    """Other work, in a transaction of its own. After one that must leave no trace the log is emptied (`scrub`)."""
+    """Other work, in a transaction of its own."""
 
     size = 0
 
-    def __init__(self, work: Callable[[sqlite3.Connection], T], scrub: bool) -> None:
+    def __init__(self, work: Callable[[sqlite3.Connection], T]) -> None:
         super().__init__()
         self.work = work
-        self.scrub = scrub
 
 
 class Writer:
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._db = open_writer(path)
-        self._lock = threading.Condition()  # guards the next six
+        self._turn = threading.Lock()  # guards the connection and the next two
+        self._db = tables.open_writer(path)
+        self._written = 0  # bytes since the last checkpoint
+        self._scrub = False  # erased bytes may still be in the log
+        self._queue = threading.Condition()  # guards the rest
         self._closed = False
         self._pending: deque[_Append | _Call[Any]] = deque()
         self._pending_bytes = 0
-        self._refusals: deque[Refusal] = deque(maxlen=QUARANTINE)
+        self._refusals: deque[Refusal] = deque(maxlen=tables.QUARANTINE)
         self._refused: Counter[str] = Counter()
-        self._noting = False  # there are refusals that were not tried to be written yet
-        self._written = 0  # bytes since the last checkpoint; the thread's own, like the next
-        self._scrub = False  # erased bytes may still be in the log
+        self._wanted = False  # there is something for the thread to do
         self._thread = threading.Thread(target=self._run, name="sparring-store", daemon=True)
         self._thread.start()
 
-    def append(self, arrivals: Sequence[Arrival], *, wait: bool) -> "Future[list[Outcome]]":
-        """`wait` for room when too much is pending, or raise StoreBusy."""
-        append = _Append(arrivals)
-        self._put(append, wait)
-        return append.future
+    def submit(self, submission: Submission) -> "Future[list[Outcome]]":
+        """Never waits: StoreBusy when too much is pending."""
+        work = _Append(submission)
+        self._put(work, wait=False)
+        self._want_thread()
+        return work.future
 
-    def call(self, work: "Callable[[sqlite3.Connection], T]", *, scrub: bool = False) -> T:
-        call = _Call(work, scrub)
-        self._put(call, wait=True)
-        return call.future.result()
+    def append(self, submission: Submission) -> list[Outcome]:
+        return self._finish(_Append(submission))
+
+    def call(self, work: "Callable[[sqlite3.Connection], T]") -> T:
+        return self._finish(_Call(work))
+
+    def scrub(self) -> None:
+        """Empties the log, so that what was erased is in no file any more."""
+        with self._turn:
+            self._scrub = True
+            self._checkpoint()
 
     def refuse(self, refusal: Refusal) -> None:
         """Never waits: of a flood only the newest are kept, like on disk; all are counted."""
-        with self._lock:
+        with self._queue:
             self._require_open()
             self._refusals.append(refusal)
             self._refused[refusal[1]] += 1
-            self._noting = True
-            self._lock.notify_all()
+        self._want_thread()
 
     def close(self) -> None:
-        with self._lock:
+        with self._queue:
             self._closed = True
-            self._lock.notify_all()
+            self._queue.notify_all()
         self._thread.join()
 
-    def _put(self, work: "_Append | _Call[Any]", wait: bool) -> None:
-        with self._lock:
+    def _finish(self, work: "_Append | _Call[Any]") -> Any:
+        self._put(work, wait=True)
+        with self._turn:
+            while not work.future.done():
+                self._work()
+        return work.future.result()
+
+    def _put(self, work: "_Append | _Call[Any]", *, wait: bool) -> None:
+        with self._queue:
             self._require_open()
             while self._pending and self._pending_bytes + work.size > PENDING:
                 if not wait:
                     raise StoreBusy(f"{self._pending_bytes >> 20} MiB are waiting to be written: try again in a second")
-                self._lock.wait()
+                self._queue.wait()
                 self._require_open()
             self._pending.append(work)
             self._pending_bytes += work.size
-            self._lock.notify_all()
+
+    def _want_thread(self) -> None:
+        with self._queue:
+            self._wanted = True
+            self._queue.notify_all()
 
     def _require_open(self) -> None:
         if self._closed:
             raise SparringError(f"the store {self.path} is closed")
 
-    # The thread
+    # With the turn
 
-    def _run(self) -> None:
+    def _work(self) -> None:
+        appends, call = self._take()
         try:
-            while self._await_work():
-                appends, call = self._take()
-                if appends:
-                    self._commit(appends)
-                if call is not None:
-                    self._commit_call(call)
-                self._note_refusals()
-                self._checkpoint()
-        finally:  # also when something nobody thought of ends this thread: no caller may wait for ever
-            self._abandon()
-            self._db.close()
-
-    def _await_work(self) -> bool:
-        """False when there will be none any more."""
-        with self._lock:
-            while not (self._pending or self._noting or self._closed):
-                self._lock.wait()
-            return bool(self._pending) or self._noting
+            if appends:
+                self._commit(appends)
+            if call is not None:
+                self._commit_call(call)
+        finally:  # also after an error nobody thought of: none of those whose work was taken may wait for ever
+            for work in (*appends, call) if call else appends:
+                if not work.future.done():
+                    work.future.set_exception(SparringError(f"the store {self.path} failed: see its log"))
+        if self._written >= CHECKPOINT or self._scrub:
+            self._want_thread()
 
     def _take(self) -> "tuple[list[_Append], _Call[Any] | None]":
         """The appends of the next transaction, and the call that comes after them, if one does."""
         appends: list[_Append] = []
         size = 0
-        with self._lock:
-            self._lock.notify_all()
+        with self._queue:
+            self._queue.notify_all()
             while self._pending and size + self._pending[0].size <= max(GROUP, self._pending[0].size):
                 work = self._pending.popleft()
                 self._pending_bytes -= work.size
@@ -149,13 +161,10 @@ class Writer:
 
     def _commit(self, appends: list[_Append]) -> None:
         try:
-            with transaction(self._db):
-                answers = insert(self._db, [append.arrivals for append in appends], time.time())
+            answers = tables.append(self._db, [append.submission for append in appends], time.time())
         except (sqlite3.Error, OverflowError) as error:
-            reason = trouble(self.path, error)
-            if len(appends) > 1 and not isinstance(
-                reason, StoreFull
-            ):  # one of them may be to blame: it shall fail alone
+            reason = tables.trouble(self.path, error)
+            if len(appends) > 1 and not isinstance(reason, StoreFull):  # one may be to blame: it shall fail alone
                 for append in appends:
                     self._commit([append])
                 return
@@ -171,40 +180,18 @@ class Writer:
 
     def _commit_call(self, call: _Call[Any]) -> None:
         try:
-            with transaction(self._db):
+            with tables.transaction(self._db):
                 result = call.work(self._db)
         except InputError as error:
             call.future.set_exception(error)
         except (sqlite3.Error, OverflowError) as error:
-            call.future.set_exception(trouble(self.path, error))
+            call.future.set_exception(tables.trouble(self.path, error))
         else:
-            if call.scrub:
-                self._scrub = True
-                self._checkpoint()
             call.future.set_result(result)
 
-    def _note_refusals(self) -> None:
-        with self._lock:
-            refusals, self._refusals = self._refusals, deque(maxlen=QUARANTINE)
-            counts, self._refused = self._refused, Counter()
-            self._noting = False
-        if not refusals:
-            return
-        try:
-            with transaction(self._db):
-                note(self._db, refusals, counts)
-        except sqlite3.Error as error:
-            log.warning("%d refused fragments are not noted in %s yet: %s", counts.total(), self.path, error)
-            with self._lock:  # again with the next work
-                refusals.extend(self._refusals)
-                self._refusals = refusals
-                self._refused.update(counts)
-
     def _checkpoint(self) -> None:
-        """After the answers, so that nobody waits for it. SQLite begins the log anew once all of it is in the file and
-        no reader needs it; readers that take turns could keep it growing, so at some size they are waited for."""
-        if self._written < CHECKPOINT and not self._scrub:
-            return
+        """SQLite begins the log anew once all of it is in the file and no reader needs it; readers that take turns
+        could keep it growing, so at some size, and to scrub, they are waited for."""
         try:
             large = Path(f"{self.path}-wal").stat().st_size > WAL_LIMIT
             mode = "TRUNCATE" if self._scrub or large else "PASSIVE"
@@ -215,11 +202,62 @@ class Writer:
         self._written = 0
         self._scrub = self._scrub and bool(busy)
 
+    # The thread
+
+    def _run(self) -> None:
+        checkpointer = tables.connect(self.path)
+        try:
+            while self._await_work():
+                with self._turn:
+                    self._work()
+                self._note_refusals()
+                self._checkpoint_aside(checkpointer)
+        finally:
+            checkpointer.close()
+            self._abandon()
+
+    def _await_work(self) -> bool:
+        """False when there will be none any more."""
+        with self._queue:
+            while not (self._wanted or self._closed):
+                self._queue.wait()
+            wanted, self._wanted = self._wanted, bool(self._pending)
+            return wanted or bool(self._pending)
+
+    def _note_refusals(self) -> None:
+        with self._queue:
+            refusals, self._refusals = self._refusals, deque(maxlen=tables.QUARANTINE)
+            counts, self._refused = self._refused, Counter()
+        if not refusals:
+            return
+        try:
+            with self._turn, tables.transaction(self._db):
+                tables.note(self._db, refusals, counts)
+        except sqlite3.Error as error:
+            log.warning("%d refused fragments are not noted in %s yet: %s", counts.total(), self.path, error)
+            with self._queue:  # again with the next work
+                refusals.extend(self._refusals)
+                self._refusals = refusals
+                self._refused.update(counts)
+
+    def _checkpoint_aside(self, db: sqlite3.Connection) -> None:
+        """Most of it while others write; only the rest, and with it the log's new beginning, takes the turn."""
+        if self._written < CHECKPOINT and not self._scrub:
+            return
+        try:
+            db.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchone()
+        except sqlite3.Error as error:
+            log.warning("the store %s could not be checkpointed: %s", self.path, error)
+        with self._turn:
+            self._checkpoint()
+
     def _abandon(self) -> None:
-        with self._lock:
+        with self._queue:
             self._closed = True
             left, self._pending = self._pending, deque()
-            self._lock.notify_all()
+            self._queue.notify_all()
         for work in left:
             if work.future.set_running_or_notify_cancel():
                 work.future.set_exception(SparringError(f"the store {self.path} stopped before this was written"))
+        with self._turn:
+            self._db.close()
