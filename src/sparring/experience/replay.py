@@ -48,11 +48,11 @@ def encode_action(game: Game, action: Array) -> Array:
     s, flat = scaling(game.action), action.reshape(len(action), -1)
     # Exactly ±1 means on the bound, where a clipped Gaussian has its mass: nothing beside it may be rounded onto it.
     unit = np.clip(
-        ((flat - s.centre) / np.where(s.half > 0, s.half, 1)).astype(np.float32),
+        ((flat - s.centre) / s.half).astype(np.float32),
         np.nextafter(s.unit_low, np.float32(np.inf)),
         np.nextafter(s.unit_high, np.float32(-np.inf)),
     )
-    return np.where(flat <= s.low, s.unit_low, np.where(flat >= s.high, s.unit_high, unit))
+    return np.where(flat >= s.high, s.unit_high, np.where(flat <= s.low, s.unit_low, unit))
 
 
 class Replay:

@@ -131,12 +131,16 @@ def scaling(action: Box) -> Scaling:
     bounded = np.isfinite(low) & np.isfinite(high)
     a, b = np.where(bounded, low, -1), np.where(bounded, high, 1)
     low, high = _round_inwards(low, high, dtype)
+    centre, half = (a / 2 + b / 2).astype(dtype), (b / 2 - a / 2).astype(dtype)
+    # centre ± half, rounded, must reach the bounds, on which clipped actions lie; and 0 could not be divided by.
+    short = (half == 0) | bounded & ((centre + half < high) | (centre - half > low))
+    half = np.where(short, half + 2 * np.spacing(np.maximum(np.abs(a), np.abs(b)).astype(dtype)), half)
     return Scaling(
         bounded=bounded,
         low=low,
         high=high,
-        centre=(a / 2 + b / 2).astype(dtype),
-        half=(b / 2 - a / 2).astype(dtype),
+        centre=centre,
+        half=half,
         unit_low=np.where(bounded, -1, low).astype(np.float32),
         unit_high=np.where(bounded, 1, high).astype(np.float32),
     )
