@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from fake_server import GAME, FakeServer, Handler, Reply, problem, until, walk
 
-from sparring.client import Client
+from sparring.client import Client, uploader
 from sparring.client.spool import Spool
 from sparring.experience import wire
 
@@ -141,8 +141,19 @@ def test_retry_after_is_honoured(server: FakeServer, client_of: Make) -> None:
     client = client_of(server.url)
     server.fault = fail_first(2, busy)
     play(client, episodes=1)
-    until(lambda: server.steps() == 5)
+    until(lambda: times)
+    assert client.flush()  # waits as well
+    assert server.steps() == 5
     assert times[1] - times[0] >= 1.0
+
+
+def test_patience_is_bounded(server: FakeServer, client_of: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(uploader, "MAX_DELAY", 0.0)
+    client = client_of(server.url)
+    server.fault = fail_first(3, lambda h, b: problem(503, "away"))
+    client._uploader._failures = 5000  # a long holiday without network
+    play(client, episodes=1)
+    until(lambda: server.steps() == 5)
 
 
 def test_an_acknowledgement_that_got_lost_is_no_second_copy(server: FakeServer, client_of: Make) -> None:

@@ -8,6 +8,7 @@ __all__ = ["Notices", "log"]
 
 log = logging.getLogger("sparring.client")
 MAX_REMEMBERED = 1000
+MAX_LENGTH = 2000
 
 
 class Notices:
@@ -18,6 +19,7 @@ class Notices:
         self._lock = threading.Lock()
 
     def warn(self, message: str) -> None:
+        message = message[:MAX_LENGTH]  # it may quote a server
         key = re.sub(r"[0-9a-f]{16,}|[\d.:+−-]+", "#", message)
         with self._lock:
             if key in self._said or len(self._said) >= MAX_REMEMBERED:

@@ -77,7 +77,8 @@ class Uploader:
         self._in_flight: list[Cut] = []
         self._stats = Stats()
         self._failures = 0 if registered else 1
-        self._retry_at = 0.0
+        self._retry_at = 0.0  # our own patience; `flush` and `close` have less
+        self._not_before = 0.0  # what the server asked for
         self._next_scan = time.monotonic() + RESCAN
         self._hurry = False
         self._deadline: float | None = None  # of a close
@@ -176,7 +177,7 @@ class Uploader:
 
     def _must_wait(self) -> bool:
         now = time.monotonic()
-        return now < self._retry_at or (self._deadline is not None and now >= self._deadline)
+        return now < max(self._retry_at, self._not_before) or (self._deadline is not None and now >= self._deadline)
 
     def _send_one(self) -> bool:
         """The oldest file on disk, else the oldest cuts in memory. False: there is neither."""
@@ -324,10 +325,12 @@ class Uploader:
 
     def _failed(self, error: Unavailable) -> None:
         self._failures += 1
-        delay = min(MAX_DELAY, FIRST_DELAY * 2 ** (self._failures - 1)) * random.uniform(0.5, 1.5)
+        now = time.monotonic()
         if error.retry_after is not None:
-            delay = error.retry_after * random.uniform(1.0, 1.2) + 0.01
-        self._retry_at = time.monotonic() + delay
+            self._not_before = now + error.retry_after * random.uniform(1.0, 1.2)
+        else:
+            delay = min(MAX_DELAY, FIRST_DELAY * 2 ** min(self._failures - 1, 20))
+            self._retry_at = now + delay * random.uniform(0.5, 1.5)
         self._notices.warn(f"{error}. Play goes on; it is kept in {self._spool.directory} and sent later")
 
     def _spill(self) -> None:
