@@ -1,0 +1,271 @@
+"""Training runs: they learn, they can be interrupted anywhere and go on as if nothing had happened, and they never
+overwrite anything."""
+
+import csv
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import pytest
+
+from sparring.errors import InputError
+from sparring.training import checkpoint, loop
+from sparring.training.experiment import Checkpoints, Evaluation, Experiment, Rollout, Stop
+from sparring.training.metrics import PHASES
+from sparring.training.run import Run, list_runs
+
+SMALL = [{"layer": "dense", "units": 16}]
+DQN = {"name": "dqn", "layers": SMALL, "learning_starts": 64, "batch": 16, "replay": 3000}
+PPO = {"name": "ppo", "layers": SMALL, "steps": 128, "minibatch": 32, "epochs": 2}
+SAC = {
+    "name": "sac", "layers": SMALL, "critic_layers": SMALL, "learning_starts": 100, "batch": 16, "replay": 2000,
+    "updates_per_step": 0.25,
+}  # fmt: skip
+
+
+def experiment(out: Path, **changes) -> Experiment:
+    fields = {
+        "game": "CartPole-v1",
+        "algorithm": DQN,
+        "rollout": Rollout(envs=4, steps=8),
+        "iteration": 200,
+        "stop": Stop(iterations=4),
+        "checkpoint": Checkpoints(every=2, keep=3),
+        "seed": 1,
+        "out": str(out),
+    }
+    return Experiment(**(fields | changes))
+
+
+def test_a_run_directory_has_everything(tmp_path):
+    run = loop.train(experiment(tmp_path / "run", evaluation=Evaluation(every=2, episodes=2)))
+    rows = run.rows()
+    assert [row["iteration"] for row in rows] == [1, 2, 3, 4]
+    for row in rows:
+        assert {f"time/{phase}_s" for phase in PHASES} < set(row)
+        assert row["time/iteration_s"] >= 0.9 * sum(row[f"time/{phase}_s"] for phase in PHASES) - 0.01
+    assert {"episode/return_min", "episode/return_mean", "episode/return_max", "episode/length_mean"} < set(rows[-1])
+    assert "loss/q" in rows[-1]
+    assert ["evaluation/return_mean" in row for row in rows] == [False, True, False, True]
+    table = list(csv.DictReader((run.path / "metrics.csv").open()))
+    assert [{k: float(v) for k, v in row.items() if v} for row in table] == rows
+    assert [path.name for path in run.checkpoints()] == ["00000002", "00000004"]
+    resolved = run.experiment
+    assert resolved.algorithm["lr"] == 1e-3  # what was not said is said now
+    assert resolved.algorithm["layers"] == [{"layer": "dense", "units": 16, "activation": "relu"}]
+    assert (run.path / "policy.onnx").stat().st_size > 500
+    assert run.policy().game.name == "CartPole-v1"
+    assert list_runs(tmp_path)[0].path == run.path
+
+
+CASES = {
+    "dqn, native vector game": {},
+    "dqn, one environment": {"rollout": Rollout(envs=1, steps=8)},
+    "sac": {"game": "Pendulum-v1", "algorithm": SAC, "rollout": Rollout(envs=2, steps=8)},
+    "ppo": {"algorithm": PPO, "rollout": Rollout(envs=4)},
+    "ppo, separate games": {"game": "Acrobot-v1", "algorithm": PPO, "rollout": Rollout(envs=2)},
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_resuming_is_bit_identical(tmp_path, case):
+    """Parameters, optimiser, random numbers, replay, counters, games: after 4 iterations at once, and after 3 (which is
+    no regular checkpoint) and 1 more in what is as good as another process."""
+    changes = CASES[case]
+    loop.train(experiment(tmp_path / "whole", **changes))
+    loop.train(experiment(tmp_path / "parts", stop=Stop(iterations=3), **changes))
+    loop.resume(tmp_path / "parts", ["stop.iterations=4"])
+    assert_same(tmp_path / "whole", tmp_path / "parts")
+
+
+def assert_same(one: Path, other: Path) -> None:
+    (arrays, meta), (again, meta_again) = (checkpoint.load(Run(path).checkpoints()[-1]) for path in (one, other))
+    assert arrays.keys() == again.keys()
+    for name, array in arrays.items():
+        assert array.dtype == again[name].dtype
+        assert np.array_equal(array, again[name]), name
+    assert {k: v for k, v in meta.items() if k != "seconds"} == {k: v for k, v in meta_again.items() if k != "seconds"}
+    assert meta["iteration"] == 4
+    timeless = [
+        [{k: v for k, v in row.items() if not k.startswith(("time/", "rate/"))} for row in Run(path).rows()]
+        for path in (one, other)
+    ]
+    assert timeless[0] == timeless[1]
+    assert (one / "policy.onnx").read_bytes() == (other / "policy.onnx").read_bytes()
+
+
+@pytest.mark.real
+def test_resuming_workers_that_wait_for_each_update_is_bit_identical(tmp_path):
+    changes = {"algorithm": PPO, "rollout": Rollout(workers=2, envs=2)}
+    loop.train(experiment(tmp_path / "whole", **changes))
+    loop.train(experiment(tmp_path / "parts", stop=Stop(iterations=3), **changes))
+    loop.resume(tmp_path / "parts", ["stop.iterations=4"])
+    assert_same(tmp_path / "whole", tmp_path / "parts")
+
+
+@pytest.mark.real
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"rollout": Rollout(workers=2, envs=2, steps=8)},
+        {"algorithm": PPO, "rollout": Rollout(workers=2, envs=2, overlap=True)},
+    ],
+    ids=["dqn", "ppo, overlapping"],
+)
+def test_workers_that_play_on_while_we_learn(tmp_path, changes):
+    loop.train(experiment(tmp_path / "run", stop=Stop(iterations=3), **changes))
+    run = loop.resume(tmp_path / "run", ["stop.iterations=5"])
+    rows = run.rows()
+    assert [row["iteration"] for row in rows] == [1, 2, 3, 4, 5]
+    if "algorithm" in changes:  # played with the newest policy, or with the one before
+        assert all(0 <= row["policy/lag"] <= 1 for row in rows)
+
+
+def test_rows_after_the_checkpoint_are_done_again(tmp_path):
+    """As after kill -9: rows were written, the checkpoint was not."""
+    run = loop.train(experiment(tmp_path / "run", stop=Stop(iterations=3)))
+    with (run.path / "metrics.jsonl").open("a") as file:
+        file.write(json.dumps({"iteration": 4, "steps": 999, "time/total_s": 1.0}) + '\n{"iteration": 5, "st')
+    loop.resume(run.path, ["stop.iterations=5"])
+    assert [row["iteration"] for row in run.rows()] == [1, 2, 3, 4, 5]
+    assert run.rows()[3]["steps"] != 999
+
+
+@pytest.mark.parametrize(
+    ("stop", "why"),
+    [
+        (Stop(steps=500), lambda rows: 500 <= rows[-1]["steps"] < 800),
+        (Stop(seconds=0.001), lambda rows: len(rows) <= 1),
+        (Stop(return_=5.0, iterations=50), lambda rows: len(rows) < 10 and rows[-1]["episode/return_recent"] >= 5),
+        (Stop(steps=10**9, iterations=2), lambda rows: len(rows) == 2),
+    ],
+    ids=["steps", "seconds", "return", "whichever is first"],
+)
+def test_stop_conditions(tmp_path, stop, why):
+    assert why(loop.train(experiment(tmp_path / "run", stop=stop)).rows())
+
+
+class TestRefusals:
+    def test_a_directory_with_a_run_is_not_overwritten(self, tmp_path):
+        run = loop.train(experiment(tmp_path / "run", stop=Stop(iterations=1)))
+        before = {path: path.stat().st_mtime_ns for path in run.path.rglob("*")}
+        with pytest.raises(InputError, match="continue it with --resume"):
+            loop.train(experiment(tmp_path / "run"))
+        assert {path: path.stat().st_mtime_ns for path in run.path.rglob("*")} == before
+
+    def test_nor_one_with_anything_else(self, tmp_path):
+        (tmp_path / "precious").write_text("mine")
+        with pytest.raises(InputError, match="not empty"):
+            loop.train(experiment(tmp_path))
+
+    def test_what_is_no_run_cannot_be_resumed(self, tmp_path):
+        with pytest.raises(InputError, match="no run to resume"):
+            loop.resume(tmp_path)
+
+    def test_a_run_keeps_its_hyperparameters(self, tmp_path):
+        loop.train(experiment(tmp_path / "run", stop=Stop(iterations=1)))
+        with pytest.raises(InputError, match="can only change stop, evaluation, checkpoint"):
+            loop.resume(tmp_path / "run", ["algorithm.lr=1"])
+
+    def test_one_process_per_run(self, tmp_path):
+        run = loop.train(experiment(tmp_path / "run", stop=Stop(iterations=1)))
+        with run.alone(), pytest.raises(InputError, match="another process"):
+            loop.resume(run.path)
+
+    @pytest.mark.parametrize(
+        ("changes", "message"),
+        [
+            ({"game": "CartPool-v1"}, "cannot make the game 'CartPool-v1'"),
+            ({"algorithm": {"name": "dqm"}}, "no algorithm 'dqm', did you mean 'dqn'"),
+            ({"algorithm": {"name": "dqn", "gama": 1}}, r"unknown key algorithm\.gama: did you mean algorithm\.gamma"),
+            ({"algorithm": {"name": "dqn", "lr": "fast"}}, r"algorithm\.lr: expected `float`, got `str`"),
+            ({"game": "Pendulum-v1"}, "DQN takes Discrete actions"),
+            ({"algorithm": {"name": "dqn", "layers": [{"layer": "conv", "filters": 8, "kernel": 3}]}}, "layer 0"),
+            ({"algorithm": DQN | {"replay": 20}}, r"algorithm\.replay is 20 rows, one block of play has 36"),
+            (
+                {"algorithm": PPO | {"steps": 127}, "rollout": Rollout(envs=4)},
+                r"algorithm\.steps \(127\) is not a multiple",
+            ),
+        ],
+    )
+    def test_bad_experiments_leave_nothing_behind(self, tmp_path, changes, message):
+        with pytest.raises(InputError, match=message):
+            loop.train(experiment(tmp_path / "run", **changes))
+        assert not (tmp_path / "run").exists()
+
+    def test_a_damaged_checkpoint_is_noticed(self, tmp_path):
+        run = loop.train(experiment(tmp_path / "run", stop=Stop(iterations=2)))
+        path = run.checkpoints()[-1] / "state.safetensors"
+        data = bytearray(path.read_bytes())
+        data[len(data) // 2] ^= 1
+        path.write_bytes(data)
+        rows = (run.path / "metrics.jsonl").read_bytes()
+        with pytest.raises(InputError, match="damaged"):
+            loop.resume(run.path, ["stop.iterations=3"])
+        assert (run.path / "metrics.jsonl").read_bytes() == rows
+
+    def test_a_checkpoint_of_another_game_is_refused(self, tmp_path):
+        one = loop.train(experiment(tmp_path / "one", stop=Stop(iterations=1)))
+        other = loop.train(experiment(tmp_path / "other", game="Acrobot-v1", stop=Stop(iterations=1)))
+        one.checkpoints()[-1].rename(other.path / "checkpoints" / "00000009")
+        with pytest.raises(InputError, match="schema"):
+            loop.resume(other.path, ["stop.iterations=3"])
+
+
+@pytest.mark.real
+def test_sigterm_writes_a_checkpoint_and_says_so_with_its_exit_code(tmp_path):
+    from sparring.training.experiment import write
+
+    write(tmp_path / "e.yaml", experiment(tmp_path / "run", stop=Stop(iterations=10**6), checkpoint=Checkpoints(0, 1)))
+    code = "import typer; from sparring.training.commands import train; a = typer.Typer(); a.command()(train); a()"
+    process = subprocess.Popen(
+        [sys.executable, "-c", code, str(tmp_path / "e.yaml")], stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+    )
+    try:
+        metrics, until = tmp_path / "run" / "metrics.jsonl", time.monotonic() + 120
+        while not (metrics.exists() and metrics.read_text().count("\n") >= 3):
+            assert time.monotonic() < until
+            assert process.poll() is None, process.stdout.read()
+            time.sleep(0.05)
+        os.kill(process.pid, signal.SIGTERM)
+        said = process.communicate(timeout=60)[0].decode()
+    finally:
+        process.kill()
+    assert process.returncode == loop.INTERRUPTED == 75
+    assert "continue with --resume" in said
+    done = int(Run(tmp_path / "run").rows()[-1]["iteration"])
+    assert [path.name for path in Run(tmp_path / "run").checkpoints()] == [f"{done:08d}"]
+    run = loop.resume(tmp_path / "run", [f"stop.iterations={done + 1}"])
+    assert [row["iteration"] for row in run.rows()] == list(range(1, done + 2))
+
+
+@pytest.mark.parametrize("algorithm", [PPO | {"lr": 3e-3}, DQN | {"n_step": 1, "gamma": 0.0, "exploration_steps": 800}])
+def test_it_learns(tmp_path, monkeypatch, algorithm):
+    """The action to take is what is seen: 10 right ones per episode."""
+    monkeypatch.syspath_prepend(Path(__file__).parent)
+    e = experiment(
+        tmp_path / "run",
+        game="odd_games:Odd-v0",
+        algorithm=algorithm,
+        rollout=Rollout(envs=4),
+        stop=Stop(steps=8000, return_=9.9),
+        evaluation=Evaluation(every=2, episodes=5),
+    )
+    assert loop.train(e).rows()[-1]["evaluation/return_mean"] >= 9.9
+
+
+def test_experiments_of_the_project_are_valid():
+    from sparring.training.experiment import read
+
+    files = sorted((Path(__file__).parents[2] / "experiments").glob("*.yaml"))
+    assert files
+    for path in files:
+        e = read(path)
+        assert e.stop != Stop(), f"{path.name} never stops"
+        assert msgspec.json.decode(msgspec.json.encode(e), type=Experiment) == e
