@@ -1,6 +1,7 @@
 """Algorithms turn batches into better parameters. One file each; they know nothing of files, processes or clusters."""
 
 import difflib
+import functools
 import importlib
 from typing import Any
 
@@ -38,7 +39,14 @@ def create(name: str, game: Game, config: dict[str, Any] | None = None) -> Any:
         hyperparameters = msgspec.convert(config or {}, module.Config)
     except msgspec.ValidationError as error:
         raise InputError(f"algorithm {name}: {error}") from error
-    return getattr(module, NAMES[name])(game, hyperparameters)
+    return _instance(name, game.to_json(), hyperparameters)
+
+
+@functools.lru_cache(maxsize=16)
+def _instance(name: str, game: bytes, hyperparameters: Any) -> Any:
+    """An algorithm has no state of its own, and its updates are compiled per instance: so equal ones are one."""
+    module = importlib.import_module(f"sparring.algorithms.{name}")
+    return getattr(module, NAMES[name])(Game.from_json(game), hyperparameters)
 
 
 def check_name(name: str) -> None:

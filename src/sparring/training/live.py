@@ -66,7 +66,7 @@ class GameTrainer:
         self.cursor = 0
         self.evaluation: float | None = None
         self.published: Manifest | None = registry.latest(game.name, DEFAULT_MODEL)
-        self.published_updates = 0
+        self.considered = 0  # updates when the policy was last looked at
         now = time.monotonic()
         self.next_checkpoint, self.next_evaluation = now + settings.checkpoint_every, now
         self.published_at = now - settings.publish_every
@@ -85,7 +85,7 @@ class GameTrainer:
             )
         self.learner.restore(arrays, meta)
         self.cursor = meta["cursor"]
-        self.published_updates = meta["published_updates"]
+        self.considered = meta["considered"]
         for before, fragments in self._between(meta["window_start"], self.cursor):
             self.learner.refill(fragments, before)
         log.info("%s: going on at %s updates, %s steps", self.game.name, self.learner.updates, self.learner.steps)
@@ -106,7 +106,7 @@ class GameTrainer:
             self.cursor = tail.cursor
         made = self.learner.learn(TURN)
         now = time.monotonic()
-        if self.learner.updates > self.published_updates and now >= self.next_evaluation:
+        if self.learner.updates > self.considered and now >= self.next_evaluation:
             self._consider(now)
         if now >= self.next_checkpoint and (made or tail.fragments):
             self.checkpoint()
@@ -127,6 +127,7 @@ class GameTrainer:
         self.evaluation = float(summary(play(policy, s.evaluation_episodes, seed=self.learner.updates))[RETURN])
         # Looking must not cost more than a fifth of the time, however slow the game is.
         self.next_evaluation = now + max(s.evaluate_every, 4 * (time.monotonic() - now))
+        self.considered = self.learner.updates
         self._note()
         before = self.published.metrics.get(RETURN) if self.published else None
         if (
@@ -153,12 +154,12 @@ class GameTrainer:
             parent=self.published.version if self.published else None,
             data=DataSpan(0, self.cursor, learner.fragments, learner.steps),
         )
-        self.published_at, self.published_updates = now, learner.updates
+        self.published_at, self.considered = now, learner.updates
         log.info("%s: published version %s", self.game.name, self.published.version)
 
     def checkpoint(self) -> None:
         arrays, meta = self.learner.save()
-        meta |= {"cursor": self.cursor, "published_updates": self.published_updates}
+        meta |= {"cursor": self.cursor, "considered": self.considered}
         checkpoint.save(self.directory / "checkpoint", arrays, meta)
 
     def _note(self) -> None:
