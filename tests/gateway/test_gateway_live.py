@@ -126,8 +126,10 @@ def test_history_is_rebuilt_by_a_new_process(api: Api, setup: Setup) -> None:
 
 def test_a_long_history_is_taken_in_page_by_page(api: Api, setup: Setup, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(live, "PAGE", 7)
+    monkeypatch.setattr(live, "MAX_PAGES", 5)
+    monkeypatch.setattr(live, "ACTIVE", -1.0)  # as if the last upload were long ago: nothing else brings it on
     upload(api, *[fragment(2) for _ in range(100)])
-    assert snapshot(api).episodes == 100
+    assert [snapshot(api).episodes for _ in range(4)] == [35, 70, 100, 100]
 
 
 def test_erasing_takes_a_players_episodes_off_the_curve(api: Api) -> None:
@@ -291,6 +293,32 @@ def test_an_idle_game_is_heard_of_now_and_then(api: Api, monkeypatch: pytest.Mon
         async with watching(api) as (stream, _):
             times = [(await stream.next("stats"))["time"] for _ in range(3)]
             assert times == sorted(set(times))
+
+    api.loop.run_until_complete(scenario())
+
+
+def test_watchers_are_told_also_when_somebody_polls(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The poller's request makes the snapshot; the watchers get that one."""
+    monkeypatch.setattr(live, "PERIOD", 0.2)
+    monkeypatch.setattr(live, "IDLE_PERIOD", 1000.0)
+
+    async def scenario() -> None:
+        async with watching(api) as (stream, _):
+            await stream.next("stats")
+            polling = asyncio.create_task(poll())
+            try:
+                for count in (1, 2, 3):
+                    body = wire.encode([fragment(4)])
+                    await api.send("POST", f"/v1/games/{GAME.name}/fragments", body, MSGPACK)
+                    while (await stream.next("stats"))["episodes"] != count:
+                        pass
+            finally:
+                polling.cancel()
+
+    async def poll() -> None:
+        while True:
+            await api.send("GET", STATS)
+            await asyncio.sleep(0.01)
 
     api.loop.run_until_complete(scenario())
 

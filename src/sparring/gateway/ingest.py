@@ -23,7 +23,9 @@ from sparring.store.protocol import Outcome, Store
 __all__ = ["Ingest", "Limits"]
 
 ENCODINGS = ("", "identity", "gzip", "deflate")
-INLINE = 256 << 10  # bodies up to this are decoded in the event loop: under 1 ms, less than handing them over costs
+# Up to this many bytes and fragments are decoded and checked in the event loop: 0.4 ms for 50 fragments in 1.3 MB, less
+# than it costs to hand them to a thread. (Only a batch with a fault is looked at one by one, at 20 µs per fragment.)
+INLINE, INLINE_FRAGMENTS = 2 << 20, 100
 log = logging.getLogger(__name__)
 MAX_TEXT = 300  # of ids and reasons that come back: they quote what the client sent
 
@@ -78,7 +80,7 @@ class Ingest:
         with Hold(self.budget) as hold:
             body = await read_body(request, self._limits.body, hold)
             self._metrics.received += len(body)
-            if kind == MSGPACK and encoding in ("", "identity") and len(body) <= INLINE:
+            if kind == MSGPACK and encoding in ("", "identity") and _is_small(body):
                 batch, size, pending = self._take(body, kind, encoding, game)
             else:
                 loop = asyncio.get_running_loop()
@@ -188,6 +190,10 @@ def _limit_count(count: int, limits: Limits) -> None:
         raise Refusal(422, "the list of fragments is empty")
     if count > limits.fragments:
         raise Refusal(413, f"{count} fragments in one request, at most {limits.fragments} are allowed: send several")
+
+
+def _is_small(body: bytes) -> bool:
+    return len(body) <= INLINE and (_array_length(body) or 0) <= INLINE_FRAGMENTS
 
 
 def _array_length(body: bytes) -> int | None:

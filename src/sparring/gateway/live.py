@@ -143,6 +143,7 @@ class View:
         self._store = store
         self._status = trainer_dir / game / "status.json" if trainer_dir else None
         self._history = History()
+        self._behind = False  # there are more episodes than one build takes in
         self._built_from: object = None
 
     def forget(self) -> None:
@@ -153,7 +154,7 @@ class View:
     def stale(self, latest: int | None) -> bool:
         """Whether a new snapshot would say anything else than the last one."""
         quiet = time.monotonic() - self.rate.last > ACTIVE + 2 * PERIOD
-        return not quiet or self._built_from != self._inputs(latest)
+        return self._behind or not quiet or self._built_from != self._inputs(latest)
 
     def _inputs(self, latest: int | None) -> object:
         return self.rate.last, latest, _mtime(self._status)
@@ -190,7 +191,8 @@ class View:
             page = self._store.episodes(self._game, history.cursor, PAGE)
             for episode in page:
                 history.add(episode)
-            if len(page) < PAGE:
+            self._behind = len(page) == PAGE
+            if not self._behind:
                 break
         return history
 
@@ -232,6 +234,7 @@ class Watcher:
     def __init__(self, game: str) -> None:
         self.game = game
         self.version: int | None = None  # the newest it was told of
+        self.built = float("nan")  # when the snapshot that it has was made
         self._queue: asyncio.Queue[bytes | None] = asyncio.Queue(QUEUE)
 
     def push(self, event: bytes) -> bool:
@@ -290,15 +293,18 @@ class Live:
 
     async def _tick(self, game: str) -> None:
         view = self._view(game)
-        before = view.built
         snapshot = await self.snapshot(game)
-        if view.built == before and time.time() - snapshot.time < IDLE_PERIOD:
-            return
-        if view.built == before:
+        watchers = [w for w in self._watchers if w.game == game]
+        behind = [w for w in watchers if w.built != view.built]
+        if not behind:
+            if time.time() - snapshot.time < IDLE_PERIOD:
+                return
+            behind = watchers
             snapshot = view.snapshot = msgspec.structs.replace(snapshot, time=time.time())
         event = _event("stats", msgspec.json.encode(snapshot))
         version = await self._version_event(game)
-        for watcher in [w for w in self._watchers if w.game == game]:
+        for watcher in behind:
+            watcher.built = view.built
             if version is not None and watcher.version != version[0]:
                 watcher.version = version[0]
                 watcher.push(version[1])
@@ -357,7 +363,9 @@ class Live:
         watcher = Watcher(game.name)
         latest = await self._models.latest(game.name, DEFAULT_MODEL)
         watcher.version = latest.manifest.version if latest else None
-        watcher.push(b"retry: 2000\n\n" + _event("stats", msgspec.json.encode(await self.snapshot(game.name))))
+        snapshot = await self.snapshot(game.name)
+        watcher.built = self._view(game.name).built
+        watcher.push(b"retry: 2000\n\n" + _event("stats", msgspec.json.encode(snapshot)))
         return _Stream(watcher, self._watchers)
 
 
