@@ -1,0 +1,175 @@
+"""`sparring up`, `play` and `demo` as a user types them: real processes, a real loop."""
+
+import json
+import os
+import re
+import signal
+import sqlite3
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import urllib3
+
+pytestmark = pytest.mark.real
+SPARRING = [sys.executable, "-m", "sparring.cli"]
+
+
+def run(*args: str, timeout: float = 240) -> "subprocess.CompletedProcess[str]":
+    return subprocess.run([*SPARRING, *args], capture_output=True, text=True, timeout=timeout, check=False)
+
+
+@contextmanager
+def platform(data: Path, *options: str) -> "Iterator[tuple[str, subprocess.Popen[str]]]":
+    command = [*SPARRING, "up", "--data", str(data), "--port", "0", "--print-address", "--publish-every", "1", *options]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    try:
+        url = process.stdout.readline().strip()
+        assert url.startswith("http://127.0.0.1:"), url
+        yield url, process
+    finally:
+        if process.poll() is None:
+            process.send_signal(signal.SIGINT)
+        process.wait(60)
+        process.stdout.close()
+
+
+def get(url: str, path: str) -> Any:
+    response = urllib3.request("GET", url + path, timeout=10)
+    assert response.status == 200, response.data
+    return response.json()
+
+
+def until(condition: Any, what: str, seconds: float = 120) -> Any:
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        if (value := condition()) is not None:
+            return value
+        time.sleep(0.1)
+    raise AssertionError(f"waited {seconds} s for {what}")
+
+
+def processes(data: Path) -> list[int]:
+    """Of ours that name this data directory."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                command = (entry / "cmdline").read_bytes()
+            except OSError:
+                continue
+            if str(data).encode() in command and b"sparring" in command:
+                found.append(int(entry.name))
+    return found
+
+
+def test_the_demo_makes_bots_good_and_cleans_up(tmp_path: Path) -> None:
+    data = tmp_path / "demo"
+    done = run("demo", "--data", str(data), "--limit", "170", timeout=280)
+    assert done.returncode == 0, done.stdout + done.stderr
+    mean = re.search(r"the players average\s+([\d.]+)\s+over\s+20 episodes", done.stdout)
+    assert mean is not None, done.stdout
+    assert float(mean[1]) >= 475
+    assert "http://127.0.0.1:" in done.stdout
+    assert processes(data) == []
+    # The first version came from random play; what was published last plays far better.
+    versions = sorted((data / "registry/games/CartPole-v1/models/bot").glob("*/manifest.json"))
+    assert len(versions) >= 2
+
+
+def test_a_demo_that_cannot_reach_its_goal_says_so(tmp_path: Path) -> None:
+    done = run("demo", "--target", "100000", "--limit", "8")
+    assert done.returncode == 1
+    assert "did not reach" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_up_goes_on_where_it_stopped(tmp_path: Path) -> None:
+    def trained(url: str) -> Any:
+        trainer = get(url, "/v1/games/CartPole-v1/stats")["trainer"]
+        return trainer if trainer and trainer["updates"] > 0 else None
+
+    with platform(tmp_path) as (url, process):
+        played = run("play", "CartPole-v1", "--server", url, "--players", "3", "--episodes", "40", "--seed", "1")
+        assert played.returncode == 0, played.stderr
+        assert "120 episodes" in played.stdout
+        before = until(lambda: trained(url), "training")
+        until(lambda: get(url, "/v1/games/CartPole-v1/stats")["latest"], "a version")
+        stored = get(url, "/v1/games/CartPole-v1/stats")["stats"]
+        for command, expected in (("games", "CartPole-v1"), ("players", "player-001"), ("models", "v1")):
+            shown = run(command, *([] if command == "games" else ["CartPole-v1"]), "--server", url)
+            assert shown.returncode == 0, shown.stderr
+            assert expected in shown.stdout
+        process.send_signal(signal.SIGINT)
+        assert process.wait(60) == 0
+    assert processes(tmp_path) == []
+    with platform(tmp_path) as (url, _):
+        again = get(url, "/v1/games/CartPole-v1/stats")
+        assert again["stats"] == stored
+        assert again["episodes"] == 120
+        after = until(lambda: trained(url), "the trainer's return")
+        assert after["updates"] >= before["updates"]  # not from the beginning
+        assert after["steps"] <= stored["steps"]
+
+
+def test_the_trainer_goes_when_the_platform_is_killed_and_nothing_is_lost(tmp_path: Path) -> None:
+    with platform(tmp_path) as (url, process):
+        assert run("play", "CartPole-v1", "--server", url, "--episodes", "5").returncode == 0
+        stored = get(url, "/v1/games/CartPole-v1/stats")["stats"]
+        until(lambda: True if len(processes(tmp_path)) >= 2 else None, "the trainer")
+        process.kill()
+        process.wait(10)
+    until(lambda: True if not processes(tmp_path) else None, "the trainer to notice", 60)
+    with platform(tmp_path) as (url, _):
+        assert get(url, "/v1/games/CartPole-v1/stats")["stats"] == stored
+    with sqlite3.connect(tmp_path / "store.db") as db:
+        assert db.execute("PRAGMA integrity_check").fetchone() == ("ok",)
+
+
+def test_a_killed_trainer_is_replaced_and_goes_on(tmp_path: Path) -> None:
+    def trainer_of(parent: int) -> int | None:
+        return next((pid for pid in processes(tmp_path) if pid != parent), None)
+
+    with platform(tmp_path) as (url, process):
+        first = until(lambda: trainer_of(process.pid), "the trainer")
+        os.kill(first, signal.SIGKILL)
+        second = until(lambda: trainer_of(process.pid) if trainer_of(process.pid) != first else None, "another trainer")
+        assert second != first
+        assert run("play", "CartPole-v1", "--server", url, "--episodes", "40", "--seed", "2").returncode == 0
+        until(lambda: get(url, "/v1/games/CartPole-v1/stats")["latest"], "a version by the new trainer")
+
+
+def test_two_platforms_do_not_share_a_directory(tmp_path: Path) -> None:
+    with platform(tmp_path, "--no-train") as (_, process):
+        second = run("up", "--data", str(tmp_path), "--port", "0")
+        assert second.returncode == 2
+        assert str(process.pid) in second.stderr
+        assert "Traceback" not in second.stderr
+
+
+def test_continuous_actions_are_learned_too(tmp_path: Path) -> None:
+    with platform(tmp_path) as (url, _):
+        played = run("play", "Pendulum-v1", "--server", url, "--players", "4", "--episodes", "3", "--seed", "3")
+        assert played.returncode == 0, played.stderr
+        until(lambda: get(url, "/v1/games/Pendulum-v1/stats")["latest"], "a version")
+        manifest = get(url, "/v1/games/Pendulum-v1/models/bot/latest")
+        assert manifest["algorithm"] == "sac"
+        body = json.dumps({"obs": [[1.0, 0.0, 0.0]]})
+        answer = urllib3.request(
+            "POST", f"{url}/v1/games/Pendulum-v1/act", body=body, headers={"Content-Type": "application/json"}
+        )
+        assert answer.status == 200
+        assert -2 <= answer.json()["action"][0][0] <= 2
+
+
+def test_play_without_a_server_says_what_to_do() -> None:
+    done = run("play", "CartPole-v1", "--server", "http://127.0.0.1:9", "--episodes", "1")
+    assert done.returncode == 1
+    assert "sparring up" in done.stderr
+    assert "Traceback" not in done.stderr
