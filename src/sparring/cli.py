@@ -11,6 +11,7 @@ from sparring.errors import InputError, SparringError
 try:
     import typer
     from rich.console import Console
+    from rich.markup import escape
 except ImportError:
     sys.exit("The command line needs typer and rich: pip install 'sparring[play]' (or 'sparring[platform]')")
 
@@ -47,7 +48,7 @@ def demo(
     players: Annotated[int, typer.Option(min=1, help="Mock players.")] = 8,
     target: Annotated[float | None, typer.Option(help="Mean return to reach; default: the game's own goal.")] = None,
     data: Annotated[Path | None, typer.Option(help="Keep everything here; default: a temporary directory.")] = None,
-    port: Annotated[int, typer.Option(help="Port of the dashboard; 0: any free one.")] = 0,
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Port of the dashboard; 0: any free one.")] = 0,
     limit: Annotated[float, typer.Option(help="Give up after so many seconds.")] = 600.0,
     stay: Annotated[bool, typer.Option("--stay", help="Go on after the goal, until Ctrl-C.")] = False,
 ) -> None:
@@ -66,7 +67,7 @@ def up(
     host: Annotated[
         str, typer.Option(help="Address to listen on. There is no access control yet: keep it local.")
     ] = "127.0.0.1",
-    port: Annotated[int, typer.Option(help="Port; 0: any free one.")] = 8400,
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Port; 0: any free one.")] = 8400,
     algorithm: AlgorithmOption = None,
     publish_every: Annotated[float, typer.Option(min=0.1, help="Seconds between versions.")] = 10.0,
     train: Annotated[bool, typer.Option(help="Run the trainer.")] = True,
@@ -89,7 +90,9 @@ def up(
             print(url, flush=True)
             return
         console = Console()
-        console.print(f"[bold]Sparring[/] runs at [bold]{url}[/] (dashboard). Data in {data}. Ctrl-C stops it.")
+        console.print(
+            f"[bold]Sparring[/] runs at [bold]{url}[/] (dashboard). Data in {escape(str(data))}. Ctrl-C stops it."
+        )
         console.print(f"Play against it: [bold]sparring play CartPole-v1 --server {url} --players 4[/]")
 
     platform.up(data, host, port, settings=settings, ready=ready)
@@ -352,8 +355,10 @@ def init(
             file.write(declaration + b"\n")
     except FileExistsError as error:
         raise InputError(f"{path} exists: choose another name with --out") from error
+    except OSError as error:
+        raise InputError(f"cannot write {path}: {error.strerror}") from error
     console = Console()
-    console.print(f"Wrote [bold]{path}[/]. Put your game's spaces into it, then in your game:")
+    console.print(f"Wrote [bold]{escape(str(path))}[/]. Put your game's spaces into it, then in your game:")
     console.print(
         f'  from sparring.client import Client\n  with Client("{DEFAULT_SERVER}", "{path}", player="anna") as c: …',
         highlight=False,
@@ -392,12 +397,17 @@ def main() -> None:
         app()
     except InputError as error:
         _fail(error, 2)
-    except SparringError as error:
+    except (SparringError, OSError) as error:  # OSError: a full disk, a directory that is not ours
         _fail(error, 1)
 
 
 def _fail(error: Exception, code: int) -> None:
-    Console(stderr=True).print(f"[bold red]error[/] {error}", highlight=False, markup=True)
+    from rich.text import Text
+
+    from sparring.terminal import plain
+
+    text = Text.assemble(("error", "bold red"), " ", plain(str(error)))  # errors quote what users and servers wrote
+    Console(stderr=True).print(text, soft_wrap=True)
     sys.exit(code)
 
 

@@ -12,17 +12,23 @@ from rich.text import Text
 
 from sparring.api import Snapshot
 
-__all__ = ["ago", "curve", "number", "table", "view"]
+__all__ = ["ago", "curve", "number", "plain", "table", "view"]
+
+
+def plain(text: str, style: str = "") -> Text:
+    """Text of others: no markup in it, and no escape sequences that would move the cursor or rename the window."""
+    return Text("".join(c if c.isprintable() or c == "\n" else "�" for c in text), style)
 
 
 def number(value: float | None, unit: str = "") -> str:
     """12345 → 12.3 k; none → –."""
     if value is None:
         return "–"
-    for limit, suffix in ((1e9, " G"), (1e6, " M"), (1e3, " k")):
+    for limit, prefix in ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
         if abs(value) >= limit * 0.9995:
-            return f"{value / limit:.3g}{suffix}{unit}"
-    return f"{value:.0f}{unit}" if float(value).is_integer() or abs(value) >= 100 else f"{value:.3g}{unit}"
+            return f"{value / limit:.3g} {prefix}{unit}"
+    digits = f"{value:.0f}" if float(value).is_integer() or abs(value) >= 100 else f"{value:.3g}"
+    return f"{digits} {unit}".rstrip()
 
 
 def ago(then: float | None, now: float | None = None) -> str:
@@ -40,12 +46,12 @@ def table(
 ) -> RenderableType:
     """Columns whose name starts with '>' are right-aligned."""
     if not rows:
-        return Text(f"{title}: {empty}", style="dim")
-    grid = Table(title=title, title_justify="left", box=None, pad_edge=False, header_style="bold")
+        return plain(f"{title}: {empty}", "dim")
+    grid = Table(title=plain(title), title_justify="left", box=None, pad_edge=False, header_style="bold")
     for name in columns:
         grid.add_column(name.lstrip(">"), justify="right" if name.startswith(">") else "left", no_wrap=True)
     for row in rows:
-        grid.add_row(*(Text(cell) for cell in row))
+        grid.add_row(*(plain(cell) for cell in row))
     return grid
 
 
@@ -54,7 +60,7 @@ def curve(values: Sequence[float], width: int = 60, height: int = 8, top: float 
     if not values:
         return ""
     points = [values[int(i * len(values) / (2 * width))] for i in range(2 * width)]
-    low, high = min(min(points), 0.0), max(max(points), top or -math.inf)
+    low, high = min(min(points), 0.0), max(max(points), -math.inf if top is None else top)
     span = (high - low) or 1.0
     rows = [round((v - low) / span * (4 * height - 1)) for v in points]
     cells = [[0] * width for _ in range(height)]
@@ -73,7 +79,7 @@ def curve(values: Sequence[float], width: int = 60, height: int = 8, top: float 
 def view(snapshot: Snapshot | None, url: str, target: float | None = None, width: int = 80) -> RenderableType:
     """The live view: figures, return curve, versions and players of one game."""
     if snapshot is None:
-        return Panel(Text("waiting for the first records…"), title="sparring", subtitle=url)
+        return Panel(Text("waiting for the first records…"), title="sparring", subtitle=plain(url))
     s = snapshot
     figures = Table.grid(padding=(0, 3))
     cells = [
@@ -110,8 +116,7 @@ def view(snapshot: Snapshot | None, url: str, target: float | None = None, width
         plot,
         Text(),
         Columns([versions, players], padding=(0, 4)),
-        Text(state, "dim"),
+        plain(state, "dim"),
     )
-    return Panel(
-        body, title=f"sparring · {s.game}", subtitle=f"dashboard {url}", title_align="left", subtitle_align="left"
-    )
+    title, subtitle = plain(f"sparring · {s.game}"), plain(f"dashboard {url}")
+    return Panel(body, title=title, subtitle=subtitle, title_align="left", subtitle_align="left")

@@ -81,9 +81,9 @@ def _from_rows(row: JsonFragment, game: Game) -> Fragment | str:
             log_prob=None if row.log_prob is None else np.asarray(row.log_prob, "<f4"),
             **parts,
         ),
-        id=row.id or new_id(now),
+        id=new_id(now) if row.id is None else row.id,
         player=row.player,
-        episode=row.episode or new_id(now),
+        episode=new_id(now) if row.episode is None else row.episode,
         start=row.start,
         time=now if row.time is None else row.time,
         terminated=row.terminated,
@@ -109,4 +109,6 @@ def decompress(body: bytes, encoding: str, limit: int) -> bytes:
         raise TooLarge(f"the body is larger than {limit} bytes when decompressed")
     if not inflater.eof:
         raise InputError(f"the {encoding} body is cut short")
+    if inflater.unused_data:
+        raise InputError(f"the body goes on after the end of its {encoding} data: send one piece")
     return data

@@ -9,10 +9,12 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 from functools import cached_property
+from operator import index
 from typing import Annotated, Any, ClassVar
 
 import msgspec
 import numpy as np
+from msgspec.structs import force_setattr
 
 from sparring.errors import InputError
 
@@ -22,9 +24,10 @@ Array = np.ndarray[Any, np.dtype[Any]]
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 DTYPES = ("float32", "float64", "uint8", "int8", "int16", "int32", "int64", "bool")
 MAX_STEP_BYTES = 4 << 20
+MAX_DIMENSIONS = 16  # NumPy stops at 64, and batches add some
 
 
-class Box(msgspec.Struct, frozen=True, tag="box", tag_field="type", dict=True):
+class Box(msgspec.Struct, frozen=True, tag="box", tag_field="type", dict=True, forbid_unknown_fields=True):
     """Numbers of one shape. `low`/`high`: one bound for all, a list in row-major order, or none."""
 
     shape: tuple[int, ...]
@@ -35,6 +38,12 @@ class Box(msgspec.Struct, frozen=True, tag="box", tag_field="type", dict=True):
     def __post_init__(self) -> None:
         if self.dtype not in DTYPES:
             raise ValueError(f"dtype {self.dtype!r} is not one of {', '.join(DTYPES)}")
+        if len(self.shape) > MAX_DIMENSIONS:
+            raise ValueError(f"shape has {len(self.shape)} dimensions, at most {MAX_DIMENSIONS} are allowed")
+        # Written in Python, a bound may be 1 where JSON says 1.0: equal spaces must have equal schemas.
+        force_setattr(self, "shape", tuple(index(n) for n in self.shape))
+        force_setattr(self, "low", _plain(self.low))
+        force_setattr(self, "high", _plain(self.high))
         if any(n < 1 for n in self.shape):
             raise ValueError(f"shape {self.shape} has a dimension below 1")
         size = math.prod(self.shape)  # NumPy's product would wrap around at 2^64
@@ -71,19 +80,34 @@ class Box(msgspec.Struct, frozen=True, tag="box", tag_field="type", dict=True):
         """uint8 with height and width: networks convolve it and divide it by 255."""
         return self.dtype == "uint8" and len(self.shape) == 3
 
+    @cached_property
+    def _limits(self) -> tuple[Array | None, Array | None]:
+        """`bounds` in the elements' own precision: the float32 nearest to 0.1 is above 0.1, and still within it."""
+        if not self.dtype.startswith("float"):
+            return self.bounds
+
+        def rounded(bound: Array | None) -> Array | None:
+            with np.errstate(over="ignore"):  # beyond float32 there is no bound
+                return None if bound is None else bound.astype(self.dtype)
+
+        low, high = self.bounds
+        return rounded(low), rounded(high)
+
     def problem(self, column: Array) -> str | None:
         """Why these elements are not in the space, or None."""
         if column.dtype.kind == "f" and not np.isfinite(column).all():
             return "has NaN or infinite values"
-        low, high = self.bounds
-        if low is not None and (column < low).any():
-            return f"is below the space's lower bound ({_show(column.min())} < {_show(low.min())})"
-        if high is not None and (column > high).any():
-            return f"is above the space's upper bound ({_show(column.max())} > {_show(high.max())})"
+        if column.dtype.kind == "b" and (column.view(np.uint8) > 1).any():
+            return "has bytes other than 0 and 1"
+        low, high = self._limits
+        if low is not None and (wrong := column < low).any():
+            return f"is below the space's lower bound ({_first(column, wrong)} < {_first(low, wrong)})"
+        if high is not None and (wrong := column > high).any():
+            return f"is above the space's upper bound ({_first(column, wrong)} > {_first(high, wrong)})"
         return None
 
 
-class Discrete(msgspec.Struct, frozen=True, tag="discrete", tag_field="type"):
+class Discrete(msgspec.Struct, frozen=True, tag="discrete", tag_field="type", forbid_unknown_fields=True):
     """One of `n` whole numbers from `start` on."""
 
     n: Annotated[int, msgspec.Meta(ge=1, le=1 << 20)]
@@ -91,18 +115,27 @@ class Discrete(msgspec.Struct, frozen=True, tag="discrete", tag_field="type"):
 
     element: ClassVar[np.dtype[Any]] = np.dtype("<i4")
 
+    def __post_init__(self) -> None:
+        force_setattr(self, "n", index(self.n))  # Gymnasium's are NumPy's, which do not go into JSON
+        force_setattr(self, "start", index(self.start))
+
     def problem(self, column: Array) -> str | None:
         if column.size and (column.min() < self.start or column.max() >= self.start + self.n):
             return f"is outside {self.start}..{self.start + self.n - 1}"
         return None
 
 
-class MultiDiscrete(msgspec.Struct, frozen=True, tag="multi_discrete", tag_field="type", dict=True):
+class MultiDiscrete(
+    msgspec.Struct, frozen=True, tag="multi_discrete", tag_field="type", dict=True, forbid_unknown_fields=True
+):
     """Several Discrete(n), each from 0."""
 
     nvec: Annotated[
         tuple[Annotated[int, msgspec.Meta(ge=1, le=1 << 20)], ...], msgspec.Meta(min_length=1, max_length=4096)
     ]
+
+    def __post_init__(self) -> None:
+        force_setattr(self, "nvec", tuple(index(n) for n in self.nvec))
 
     @cached_property
     def element(self) -> np.dtype[Any]:
@@ -114,7 +147,7 @@ class MultiDiscrete(msgspec.Struct, frozen=True, tag="multi_discrete", tag_field
         return None
 
 
-class Dict(msgspec.Struct, frozen=True, tag="dict", tag_field="type", dict=True):
+class Dict(msgspec.Struct, frozen=True, tag="dict", tag_field="type", dict=True, forbid_unknown_fields=True):
     """Named parts, one level deep. Order in memory is by name, so two clients cannot disagree."""
 
     fields: dict[str, Box | Discrete | MultiDiscrete]
@@ -156,11 +189,14 @@ def column(space: Space, rows: Sequence[Any] | Array) -> Array:
         raise ValueError(f"expected numbers of shape {space.element.shape}, got {array.dtype} values or ragged rows")
     if array.shape != (len(rows), *space.element.shape):
         raise ValueError(f"expected {len(rows)} × {space.element.shape}, got {array.shape}")
-    if base.kind in "iu" and array.dtype.kind == "f" and not (array == np.trunc(array)).all():
-        raise ValueError("expected whole numbers")
-    if base.kind in "iu" and array.size and (array.min() < np.iinfo(base).min or array.max() > np.iinfo(base).max):
-        raise ValueError(f"values do not fit {base}")
-    return array.astype(base, copy=False)
+    if array.dtype == base:
+        return array
+    with np.errstate(invalid="ignore", over="ignore"):  # whole numbers are compared below; a float becomes infinite
+        out = array.astype(base)
+    if base.kind in "iub" and not (out == array).all():
+        whole = array.dtype.kind != "f" or (array == np.trunc(array)).all()
+        raise ValueError(f"values do not fit {base}" if whole else "expected whole numbers")
+    return out
 
 
 def _field(row: Any, name: str, count: int) -> Any:
@@ -169,8 +205,16 @@ def _field(row: Any, name: str, count: int) -> Any:
     return row[name]
 
 
-def _show(value: Any) -> str:
-    return f"{float(value):g}"
+def _plain(bound: float | Sequence[float] | None) -> float | tuple[float, ...] | None:
+    """As JSON gives it back. Adding 0.0 makes -0.0 the 0.0 that it equals."""
+    if bound is None:
+        return None
+    return tuple(float(b) + 0.0 for b in bound) if isinstance(bound, Sequence | np.ndarray) else float(bound) + 0.0
+
+
+def _first(values: Array, wrong: Array) -> str:
+    """The value at the first wrong place; nine digits tell two float32 apart."""
+    return f"{float(np.broadcast_to(values, wrong.shape).flat[wrong.argmax()]):.9g}"
 
 
 class Game(msgspec.Struct, frozen=True, dict=True, forbid_unknown_fields=True):

@@ -54,6 +54,8 @@ def load(path: Path) -> tuple[dict[str, Array], dict[str, Any]]:
         sound = page["sha256"] == _digest(page) and page["state_sha256"] == hashlib.sha256(data).hexdigest()
     except FileNotFoundError as error:
         raise InputError(f"no checkpoint at {path}: {Path(error.filename).name} is missing") from error
+    except OSError as error:
+        raise InputError(f"the checkpoint {where} cannot be read: {error.strerror}") from error
     except (ValueError, KeyError, TypeError) as error:
         raise InputError(f"the checkpoint {where} is damaged (checkpoint.json cannot be read)") from error
     if not sound:
@@ -80,6 +82,9 @@ def unflatten(template: Any, arrays: dict[str, Array], prefix: str = "") -> Any:
             have = "missing" if array is None else f"{array.dtype}{array.shape}"
             raise InputError(f"the checkpoint is of another network or algorithm: {name} is {have}")
         found.append(array)
+    names = {prefix + jax.tree_util.keystr(path) for path, _ in leaves}
+    if more := [name for name in arrays if name.startswith((prefix + "[", prefix + ".")) and name not in names]:
+        raise InputError(f"the checkpoint is of another network or algorithm: it has {more[0]} as well")
     return jax.tree_util.tree_unflatten(treedef, found)
 
 
