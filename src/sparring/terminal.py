@@ -76,6 +76,19 @@ def curve(values: Sequence[float], width: int = 60, height: int = 8, top: float 
     )
 
 
+def _even(points: Sequence[tuple[float, float]], count: int = 200) -> list[float]:
+    """The same curve at even times: as many points a second at its end, where episodes are long, as at its start."""
+    if len(points) < 2 or points[-1][0] <= points[0][0]:
+        return [value for _, value in points]
+    first, last, at, values = points[0][0], points[-1][0], 0, []
+    for i in range(count):
+        moment = first + (last - first) * i / (count - 1)
+        while at + 1 < len(points) and points[at + 1][0] <= moment:
+            at += 1
+        values.append(points[at][1])
+    return values
+
+
 def view(snapshot: Snapshot | None, url: str, target: float | None = None, width: int = 80) -> RenderableType:
     """The live view: figures, return curve, versions and players of one game."""
     if snapshot is None:
@@ -92,7 +105,7 @@ def view(snapshot: Snapshot | None, url: str, target: float | None = None, width
     ]
     figures.add_row(*(Text(name, style="dim") for name, _ in cells))
     figures.add_row(*(Text(value, style="bold") for _, value in cells))
-    means = [p.mean for p in s.curve]
+    means = _even([(p.time, p.mean) for p in s.curve])
     plot = Text(curve(means, max(20, min(width - 14, 100)), 9, target) or "no finished episode yet", style="cyan")
     goal = f"return by time (goal {target:g})" if target is not None else "return by time"
     versions = table(

@@ -38,6 +38,7 @@ log = logging.getLogger("sparring.trainer")
 
 TURN = 0.25  # seconds of learning before looking at the store again
 RETRY_AFTER = 30.0
+STATUS_AFTER = 5.0  # seconds without an update until the trainer says that it waits
 RETURN = "evaluation/return_mean"
 
 
@@ -70,6 +71,7 @@ class GameTrainer:
         now = time.monotonic()
         self.next_checkpoint, self.next_evaluation = now + settings.checkpoint_every, now
         self.published_at = now - settings.publish_every
+        self.learned_at = now - STATUS_AFTER
         self.next_status, self.rate, self._rate_from = now, 0.0, (now, 0)
         self._restore()
 
@@ -106,13 +108,15 @@ class GameTrainer:
             self.cursor = tail.cursor
         made = self.learner.learn(TURN)
         now = time.monotonic()
+        if made:
+            self.learned_at = now
         if self.learner.updates > self.considered and now >= self.next_evaluation:
             self._consider(now)
         if now >= self.next_checkpoint and (made or tail.fragments):
             self.checkpoint()
             self.next_checkpoint = now + self.settings.checkpoint_every
         if now >= self.next_status:
-            self.write_status("training" if made else "waiting for play")
+            self.write_status("training" if now - self.learned_at < STATUS_AFTER else "waiting for play")
             self.next_status = now + 1.0
         return bool(made or tail.fragments)
 
