@@ -296,8 +296,13 @@ def test_zip_bombs(api: Api, setup: Setup) -> None:
     assert len(bomb) < 1 << 20
     packed = {**MSGPACK, "content-encoding": "gzip"}
     assert_problem(api.request("POST", UPLOAD, bomb, packed), 413, "decompressed")
-    spaces = gzip.compress(b"[" + b" " * (9 << 20) + b"]")
+    spaces = gzip.compress(b"[" + b" " * (3 << 20) + b"]")
     assert_problem(api.request("POST", UPLOAD, spaces, {**JSON, "content-encoding": "gzip"}), 413, "decompressed")
+
+
+def test_json_is_for_small_uploads(api: Api) -> None:
+    reply = api.request("POST", UPLOAD, b"[" + b" " * (2 << 20) + b"]", JSON)
+    assert_problem(reply, 413, str(2 << 20))
 
 
 def test_a_bomb_of_fragments_is_counted_before_it_is_decoded(api: Api) -> None:

@@ -23,7 +23,7 @@ from sparring.gateway.models import Models
 __all__ = ["Acting"]
 
 MAX_OBSERVATIONS = 4096
-MAX_BODY = 8 << 20
+MAX_BODY = 2 << 20  # lists of anything, see ingest.Limits
 MAX_LOADED = 16  # policies in memory
 POLICY = "policy.onnx"
 log = logging.getLogger(__name__)
