@@ -56,8 +56,8 @@ class MemoryStore:
         with self._lock:
             self._require_open()
             for f in fragments:
-                if f.game not in self._shelves:
-                    raise InputError(f"no game {f.game!r} is registered here")
+                if f.game not in self._games or self._games[f.game].schema != f.schema:
+                    raise InputError(f"no game {f.game!r} with schema {f.schema!r} is registered here")
             return [self._add(f, ret) for f, ret in zip(fragments, returns(fragments), strict=True)]
 
     def submit(self, fragments: Sequence[Fragment]) -> "Future[list[Outcome]]":

@@ -48,6 +48,7 @@ __all__ = [
 ]
 
 VERSION = 1  # of these tables
+MAGIC = b"SQLite format 3\0"  # SQLite itself takes a shorter file for an empty one, and overwrites it
 APPLICATION = 0x53504152  # "SPAR" in the file's header
 PLACES = 1 << 44  # seq = game · PLACES + place: one B-tree for all games, each with a range to grow at its end
 PAGE = 8192  # bytes; measured: larger ones write more for counters and ids, smaller ones take longer for bodies
@@ -165,8 +166,15 @@ def open_reader(path: Path) -> sqlite3.Connection:
 
 
 def connect(path: Path, mode: str = "rw") -> sqlite3.Connection:
+    if path.is_file() and _beginning(path) not in (b"", MAGIC):
+        raise _no_store(path)
     uri = f"{path.absolute().as_uri()}?mode={mode}"
     return sqlite3.connect(uri, uri=True, timeout=PATIENCE, isolation_level=None, check_same_thread=False)
+
+
+def _beginning(path: Path) -> bytes:
+    with path.open("rb") as file:
+        return file.read(len(MAGIC))
 
 
 @contextmanager
@@ -204,8 +212,12 @@ def trouble(path: Path, error: Exception) -> SparringError | StoreFull:
     if _is_full(path, error):
         return StoreFull(f"no room left on the disk of the store {path}: free some; nothing stored is lost")
     if getattr(error, "sqlite_errorcode", None) == sqlite3.SQLITE_NOTADB:
-        return InputError(f"{path} is not a store (nor any SQLite database): give another path, or move it away")
+        return _no_store(path)
     return SparringError(f"the store {path} cannot be used: {error}")
+
+
+def _no_store(path: Path) -> InputError:
+    return InputError(f"{path} is not a store (nor any SQLite database): give another path, or move it away")
 
 
 def _is_full(path: Path, error: Exception) -> bool:

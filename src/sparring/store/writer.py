@@ -23,8 +23,10 @@ T = TypeVar("T")
 
 GROUP = 32 << 20  # bytes in one transaction
 PENDING = 64 << 20  # bytes waiting for one
-CHECKPOINT = 16 << 20  # bytes written between two checkpoints
-WAL_LIMIT = 256 << 20  # beyond it a checkpoint waits for readers to let go of the log
+CHECKPOINT = 16 << 20  # bytes of log between two checkpoints
+OVERHEAD = 8 * tables.PAGE  # bytes of log that every transaction takes besides its fragments
+LOG_LIMIT = 256 << 20  # beyond it a checkpoint is worth a longer wait
+COMPACT = 1 << 30  # a file up to this size is rewritten after an erasure
 
 
 class _Work(Generic[T]):
@@ -54,7 +56,7 @@ class Writer:
         self.path = path
         self._turn = threading.Lock()  # guards the connection and the next two
         self._db = tables.open_writer(path)
-        self._written = 0  # bytes since the last checkpoint
+        self._written = 0  # bytes of log since the last checkpoint, about
         self._scrub = False  # erased bytes may still be in the log
         self._queue = threading.Condition()  # guards the rest
         self._closed = False
@@ -80,9 +82,19 @@ class Writer:
         return self._finish(_Call(work))
 
     def scrub(self) -> None:
-        """Empties the log, so that what was erased is in no file any more."""
+        """Makes what was erased unreadable in the files too.
+
+        SQLite overwrites what it deletes, but it leaves copies behind when it moves rows between pages, and old pages
+        in the log. A new file has none of them; one so large that nobody could write for minutes is not rewritten, and
+        keeps what few copies there are until their places are used again.
+        """
         with self._turn:
             self._scrub = True
+            try:
+                if self.path.stat().st_size <= COMPACT:
+                    self._db.execute("VACUUM")
+            except sqlite3.Error as error:
+                log.warning("the store %s could not be compacted after an erasure: %s", self.path, error)
             self._checkpoint()
 
     def refuse(self, refusal: Refusal) -> None:
@@ -171,6 +183,7 @@ class Writer:
             for append in appends:
                 append.future.set_exception(reason)
             return
+        self._written += OVERHEAD
         for append, answer in zip(appends, answers, strict=True):
             self._written += append.size
             if isinstance(answer, InputError):
@@ -190,12 +203,14 @@ class Writer:
             call.future.set_result(result)
 
     def _checkpoint(self) -> None:
-        """SQLite begins the log anew once all of it is in the file and no reader needs it; readers that take turns
-        could keep it growing, so at some size, and to scrub, they are waited for."""
+        """Brings the log into the file and begins it anew, for which readers have to be done with it: their reads are
+        short. One that is not must not keep writers waiting each time; the log grows meanwhile."""
         try:
-            large = Path(f"{self.path}-wal").stat().st_size > WAL_LIMIT
-            mode = "TRUNCATE" if self._scrub or large else "PASSIVE"
+            large = Path(f"{self.path}-wal").stat().st_size > LOG_LIMIT
+            mode, patience = ("TRUNCATE", tables.PATIENCE) if self._scrub or large else ("RESTART", 0.1)
+            self._db.execute(f"PRAGMA busy_timeout = {patience * 1000:.0f}")
             busy = self._db.execute(f"PRAGMA wal_checkpoint({mode})").fetchone()[0]
+            self._db.execute(f"PRAGMA busy_timeout = {tables.PATIENCE * 1000:.0f}")
         except (sqlite3.Error, OSError) as error:
             log.warning("the store %s could not be checkpointed, its log keeps growing: %s", self.path, error)
             return

@@ -1,0 +1,418 @@
+"""What every store promises, run against each of them."""
+
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import pytest
+from store_samples import MAZE, POLE, assert_counts, cut, everything, fragment, rewards
+
+from sparring.errors import InputError, SparringError
+from sparring.experience import Fragment
+from sparring.games import Box, Discrete, Game
+from sparring.store import Episode, Outcome, Stats, Store
+from sparring.store.memory import MemoryStore
+from sparring.store.sqlite import SqliteStore
+
+STORED, DUPLICATE, CONFLICT = Outcome.STORED, Outcome.DUPLICATE, Outcome.CONFLICT
+
+
+@pytest.fixture(params=["sqlite", "memory"])
+def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Store]:
+    store = SqliteStore(tmp_path / "store.db") if request.param == "sqlite" else MemoryStore()
+    store.register(POLE)
+    store.register(MAZE)
+    yield store
+    store.close()
+
+
+def eventually(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 20
+    while not condition():
+        assert time.monotonic() < deadline, "it did not happen within 20 s"
+        time.sleep(0.005)
+
+
+class TestGames:
+    def test_registered_games_come_back_as_they_were(self, store: Store) -> None:
+        assert store.games() == [MAZE, POLE]
+
+    def test_registering_again_changes_nothing(self, store: Store) -> None:
+        store.append([fragment()])
+        store.register(POLE)
+        assert len(everything(store)) == 1
+
+    def test_another_schema_under_the_same_name_is_refused(self, store: Store) -> None:
+        other = Game("pole", Box((5,)), Discrete(2))
+        with pytest.raises(InputError, match=f"{POLE.schema}.*{other.schema}"):
+            store.register(other)
+        assert POLE in store.games()
+
+
+class TestAppend:
+    @pytest.mark.parametrize(
+        "fields",
+        [
+            {},
+            {"log_prob": np.full(3, -0.7, "<f4").tobytes(), "model": "bot", "version": 0},
+            {"truncated": True, "start": (1 << 53) - 1},
+            {"terminated": True, "truncated": True, "model": "модель 🤖", "version": (1 << 53) - 1},
+            {"id": "x" * 200, "player": "'; DROP TABLE fragment; --", "episode": '"'},
+            {"id": "018f" * 8, "player": "ß" * 200, "episode": "00", "time": 0.1 + 0.2},
+        ],
+    )
+    def test_a_fragment_comes_back_as_it_was(self, store: Store, fields: dict[str, object]) -> None:
+        sent = fragment(**fields)
+        assert store.append([sent]) == [STORED]
+        assert everything(store) == [sent]
+
+    def test_nothing_may_be_appended(self, store: Store) -> None:
+        assert store.append([]) == []
+        assert store.submit([]).result(20) == []
+
+    def test_a_second_upload_stores_nothing(self, store: Store) -> None:
+        batch = [fragment() for _ in range(70)]
+        assert store.append(batch) == [STORED] * 70
+        assert store.append(batch) == [DUPLICATE] * 70
+        assert everything(store) == batch
+        assert_counts(store)
+
+    def test_old_and_new_ids_in_one_batch(self, store: Store) -> None:
+        old, new, other = fragment(), fragment(), fragment()
+        store.append([old])
+        changed = msgspec.structs.replace(other, id=old.id)
+        assert store.append([new, old, changed, new]) == [STORED, DUPLICATE, CONFLICT, DUPLICATE]
+        assert everything(store) == [old, new]
+        assert_counts(store)
+
+    def test_the_same_id_twice_in_one_batch(self, store: Store) -> None:
+        first = fragment()
+        again = msgspec.structs.replace(first)
+        other = msgspec.structs.replace(first, player="eve")
+        assert store.append([first, first, again, other]) == [STORED, DUPLICATE, DUPLICATE, CONFLICT]
+        assert everything(store) == [first]
+
+    @pytest.mark.parametrize(
+        "change",
+        [
+            {"player": "eve"},
+            {"episode": "other"},
+            {"start": 1},
+            {"time": 1.0},
+            {"terminated": True},
+            {"truncated": True},
+            {"model": "bot", "version": 1},
+            {"obs": bytes(64)},
+            {"action": bytes(12)},
+            {"reward": bytes(12)},
+            {"log_prob": bytes(12)},
+        ],
+        ids=lambda change: next(iter(change)),
+    )
+    def test_the_same_id_with_any_other_content_is_a_conflict(self, store: Store, change: dict[str, object]) -> None:
+        first = fragment(reward=np.ones(3, "<f4").tobytes())
+        store.append([first])
+        assert store.append([msgspec.structs.replace(first, **change)]) == [CONFLICT]
+        assert everything(store) == [first]
+
+    def test_an_id_belongs_to_one_game(self, store: Store) -> None:
+        store.append([fragment(id="same")])
+        assert store.append([fragment(game=MAZE, id="same")]) == [CONFLICT]
+
+    @pytest.mark.parametrize("stray", [fragment(game=Game("chess", Box((4,)), Discrete(2))), fragment(schema="old")])
+    def test_a_fragment_of_no_registered_game_refuses_its_batch_only(self, store: Store, stray: Fragment) -> None:
+        before, after = store.submit([fragment()]), store.submit([fragment(), stray])
+        last = store.submit([fragment()])
+        assert before.result(20) == last.result(20) == [STORED]
+        with pytest.raises(InputError, match=stray.game):
+            after.result(20)
+        with pytest.raises(InputError, match=stray.schema):
+            store.append([stray])
+        assert len(everything(store)) == 2
+
+    @pytest.mark.parametrize("fields", [{"reward": bytes(8)}, {"reward": b""}, {"steps": 0, "reward": b""}])
+    def test_a_fragment_that_was_never_checked_is_refused(self, store: Store, fields: dict[str, object]) -> None:
+        bad = msgspec.structs.replace(fragment(), **fields)
+        with pytest.raises(InputError, match="check"):
+            store.append([fragment(), bad])
+        with pytest.raises(InputError, match="check"):
+            store.submit([bad]).result(20)
+        assert everything(store) == []
+
+
+class TestTail:
+    def test_in_the_order_of_arrival_and_of_each_game_alone(self, store: Store) -> None:
+        sent = [fragment(steps=1 + i % 5, game=(POLE, MAZE)[i % 3 == 0]) for i in range(60)]
+        for first in range(0, 60, 7):
+            store.append(sent[first : first + 7])
+        for game in (POLE, MAZE):
+            for limit in (1, 4, 1000):
+                assert everything(store, game, limit) == [f for f in sent if f.game == game.name]
+
+    def test_from_now_on(self, store: Store) -> None:
+        assert store.tail("pole", -1).cursor == 0
+        store.append([fragment(), fragment()])
+        now = store.tail("pole", -1)
+        assert now.fragments == []
+        assert now.cursor == store.tail("pole").cursor
+        new = fragment()
+        store.append([new])
+        assert store.tail("pole", now.cursor).fragments == [new]
+
+    def test_an_unknown_game_has_nothing(self, store: Store) -> None:
+        assert store.tail("chess").fragments == []
+        assert store.tail("chess", -1).cursor == 0
+        assert store.stats("chess") == Stats(0, 0, 0, 0, 0)
+        assert store.players("chess") == store.versions("chess") == store.episodes("chess") == []
+        assert store.sample("chess", 10, np.random.default_rng(0)) == []
+        assert store.erase("chess", "ann") == 0
+
+    def test_a_cursor_is_not_used_again_after_an_erasure(self, store: Store) -> None:
+        store.append([fragment(), fragment(player="eve")])
+        cursor = store.tail("pole").cursor
+        store.erase("pole", "eve")
+        new = fragment()
+        store.append([new])
+        assert store.tail("pole", cursor).fragments == [new]
+        store.erase("pole", "ann")
+        assert store.tail("pole", -1).cursor > cursor
+
+
+class TestSample:
+    def test_at_least_as_many_steps_as_asked(self, store: Store) -> None:
+        store.append([fragment(steps=s) for s in (1, 10, 100)])
+        for steps in (1, 50, 110):
+            drawn = store.sample("pole", steps, np.random.default_rng(0))
+            assert sum(f.steps for f in drawn) >= steps > sum(f.steps for f in drawn[:-1])
+
+    @pytest.mark.parametrize("steps", [111, 10**9])
+    def test_all_there_are_each_once(self, store: Store, steps: int) -> None:
+        sent = [fragment(steps=s) for s in (1, 10, 100)]
+        store.append([*sent, fragment(game=MAZE)])
+        assert store.sample("pole", steps, np.random.default_rng(0)) == sent
+
+    def test_none_are_asked_for(self, store: Store) -> None:
+        store.append([fragment()])
+        assert store.sample("pole", 0, np.random.default_rng(0)) == []
+
+    @pytest.mark.parametrize("erased", [0, 20, 400], ids=["nothing erased", "half erased", "almost all erased"])
+    def test_uniform_over_steps(self, store: Store, erased: int) -> None:
+        """Every fragment in proportion to its steps, wherever others were erased."""
+        lengths = [1 + 3 * (i % 7) for i in range(20)]
+        for i, steps in enumerate(lengths):
+            store.append([fragment(steps=steps, id=str(i))])
+            store.append([fragment(steps=5, player="eve") for _ in range(erased // 20)] + [fragment(game=MAZE)])
+        store.erase("pole", "eve")
+        rng = np.random.default_rng(3)
+        counts: Counter[str] = Counter()
+        for _ in range(400):
+            counts.update(f.id for f in store.sample("pole", 60, rng))
+        expected = np.array(lengths) / sum(lengths) * counts.total()
+        seen = np.array([counts[str(i)] for i in range(20)])
+        # 19 degrees of freedom: a fair draw exceeds 43.8 once in a thousand seeds, and this seed is fixed.
+        assert ((seen - expected) ** 2 / expected).sum() < 43.8
+
+
+class TestErase:
+    def test_takes_all_of_one_player_in_one_game(self, store: Store) -> None:
+        mine = [*cut([2, 3], player="eve"), fragment(player="eve", model="bot", version=7)]
+        others = [*cut([4, 5]), fragment(game=MAZE, player="eve")]
+        for a, b in zip(mine, others, strict=True):
+            store.append([a, b])
+        assert store.erase("pole", "eve") == 3
+        assert everything(store) == others[:2]
+        assert everything(store, MAZE) == others[2:]
+        assert [e.player for e in store.episodes("pole")] == ["ann"]
+        assert_counts(store)
+        assert_counts(store, MAZE)
+        assert store.erase("pole", "eve") == 0
+        assert store.erase("pole", "nobody") == 0
+
+    def test_what_was_erased_can_be_sent_again(self, store: Store) -> None:
+        batch = cut([2, 3])
+        store.append(batch)
+        store.erase("pole", "ann")
+        assert store.append(batch) == [STORED, STORED]
+        assert everything(store) == batch
+        assert_counts(store)
+
+    def test_half_an_episode_is_forgotten_too(self, store: Store) -> None:
+        first, last = cut([2, 3])
+        store.append([first])
+        store.erase("pole", "ann")
+        store.append([last])
+        assert store.episodes("pole") == []
+
+
+class TestStats:
+    def test_counts_per_game_player_and_version(self, store: Store) -> None:
+        store.append([fragment(steps=2), fragment(steps=3, player="eve", model="bot", version=2)])
+        store.append([fragment(steps=4, player="eve", model="bot", version=1), fragment(game=MAZE)])
+        assert store.stats("pole").players == 2
+        assert [(v.model, v.version, v.steps) for v in store.versions("pole")] == [
+            (None, None, 2),
+            ("bot", 1, 4),
+            ("bot", 2, 3),
+        ]
+        assert_counts(store)
+        assert_counts(store, MAZE)
+
+    def test_players_by_when_they_were_seen(self, store: Store) -> None:
+        begin = time.time()
+        for player in ("ann", "bob", "eve", "ann"):
+            store.append([fragment(player=player)])
+        seen = store.players("pole")
+        assert [(p.player, p.fragments) for p in seen] == [("ann", 2), ("eve", 1), ("bob", 1)]
+        assert begin <= seen[-1].last_seen <= seen[0].last_seen <= time.time()
+        assert [p.player for p in store.players("pole", 2)] == ["ann", "eve"]
+
+    def test_refused_fragments_are_counted(self, store: Store) -> None:
+        for i in range(30):
+            store.quarantine("pole", "eve", f"id {i}", "it has NaN")
+        store.quarantine("chess", "eve", "id", "there is no such game")
+        eventually(lambda: store.stats("pole").rejected == 30)
+        assert store.stats("maze").rejected == 0
+        store.erase("pole", "eve")
+        assert store.stats("pole").rejected == 30
+
+
+class TestEpisodes:
+    def test_a_finished_episode(self, store: Store) -> None:
+        begin = time.time()
+        parts = cut([2, 3, 4], model="bot", version=5)
+        store.append(parts)
+        [episode] = store.episodes("pole")
+        assert begin <= episode.ended <= time.time()
+        cursor = store.tail("pole").cursor
+        assert episode == Episode("ann", parts[0].episode, 9, rewards(parts), episode.ended, "bot", 5, cursor)
+        assert store.episodes("pole", episode.cursor) == []
+
+    def test_one_fragment_may_be_all_of_it(self, store: Store) -> None:
+        won, left = fragment(terminated=True), fragment(truncated=True)
+        store.append([won, left, fragment()])
+        assert [(e.episode, e.steps, e.ret) for e in store.episodes("pole")] == [
+            (won.episode, 3, rewards([won])),
+            (left.episode, 3, rewards([left])),
+        ]
+
+    def test_without_one_of_its_fragments_it_is_not_complete(self, store: Store) -> None:
+        for missing in range(3):
+            parts = cut([2, 3, 4])
+            store.append(parts[:missing] + parts[missing + 1 :])
+        assert store.episodes("pole") == []
+
+    def test_a_late_fragment_completes_it_after_the_cursor(self, store: Store) -> None:
+        """A caller has moved on when the first fragment arrives at last: it must still see the episode."""
+        late, *rest = cut([2, 3, 4], model="bot", version=1)
+        store.append(rest)
+        store.append([fragment(ended=True)])
+        [other] = store.episodes("pole")
+        store.append([msgspec.structs.replace(late, model="bot", version=9)])
+        [episode] = store.episodes("pole", other.cursor)
+        assert (episode.steps, episode.version) == (9, 1)  # who finished it, not who arrived last
+        assert [e.cursor for e in store.episodes("pole")] == [other.cursor, episode.cursor]
+
+    def test_a_fragment_sent_twice_counts_once(self, store: Store) -> None:
+        first, last = cut([2, 3])
+        store.append([first])
+        store.append([first])
+        store.append([last, last])
+        [episode] = store.episodes("pole")
+        assert episode.steps == 5
+
+    def test_a_name_used_again_is_another_episode(self, store: Store) -> None:
+        """A simple client may count its episodes from 1 whenever it starts."""
+        store.append(cut([2, 3], episode="1") + cut([4, 1], episode="1"))
+        store.append(cut([6], episode="1"))
+        store.append(cut([2, 2], episode="1")[:1])
+        store.append(cut([2, 9], episode="1")[1:])
+        store.append(cut([3], episode="1", player="eve"))
+        assert [(e.player, e.steps) for e in store.episodes("pole")] == [
+            ("ann", 5),
+            ("ann", 5),
+            ("ann", 6),
+            ("ann", 11),
+            ("eve", 3),
+        ]
+
+    def test_a_reader_that_follows_sees_each_once_whatever_the_order(self, store: Store) -> None:
+        rng = np.random.default_rng(11)
+        whole = [cut(rng.integers(1, 6, rng.integers(1, 6)).tolist(), player=f"p{i % 3}") for i in range(60)]
+        parts = [f for episode in whole for f in episode]
+        rng.shuffle(parts)  # type: ignore[arg-type]  # a list is fine
+        seen: list[Episode] = []
+        cursor = 0
+        while parts:
+            count = int(rng.integers(1, 12))
+            store.append(parts[:count])
+            del parts[:count]
+            for episode in store.episodes("pole", cursor, int(rng.integers(1, 4))):
+                seen.append(episode)
+                cursor = episode.cursor
+        seen += store.episodes("pole", cursor)
+        assert sorted((e.episode, e.steps, e.ret) for e in seen) == sorted(
+            (parts[0].episode, sum(f.steps for f in parts), rewards(parts)) for parts in whole
+        )
+
+
+class TestClose:
+    def test_twice_is_fine(self, store: Store) -> None:
+        store.close()
+        store.close()
+
+    def test_afterwards_nothing_works_and_says_so(self, store: Store) -> None:
+        store.close()
+        for use in (
+            lambda: store.append([fragment()]),
+            lambda: store.submit([fragment()]),
+            lambda: store.register(POLE),
+            lambda: store.tail("pole"),
+            lambda: store.stats("pole"),
+            lambda: store.quarantine("pole", "ann", "id", "why"),
+        ):
+            with pytest.raises(SparringError, match="closed"):
+                use()
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_stores_agree(seed: int, tmp_path: Path) -> None:
+    """Whatever is done to them in whatever order, all answer alike."""
+    rng = np.random.default_rng(seed)
+    stores: tuple[Store, Store] = (SqliteStore(tmp_path / "store.db"), MemoryStore())
+    for store in stores:
+        store.register(POLE)
+        store.register(MAZE)
+    sent: list[Fragment] = []
+    for _ in range(60):
+        action = rng.random()
+        if action < 0.8:
+            game, player = (POLE, MAZE)[rng.integers(2)], f"player {rng.integers(4)}"
+            version = int(rng.integers(3))
+            batch = cut(rng.integers(1, 9, 4).tolist(), game=game, player=player, model="bot", version=version)
+            batch = [batch[i] for i in rng.permutation(4)[: rng.integers(1, 5)]]
+            batch += [sent[i] for i in rng.integers(len(sent), size=2)] if sent else []
+            batch += [fragment(id=sent[-1].id, game=game)] if sent and rng.random() < 0.2 else []
+            sent += batch
+            assert stores[0].append(batch) == stores[1].append(batch)
+        else:
+            who = ("pole", f"player {rng.integers(4)}")
+            assert stores[0].erase(*who) == stores[1].erase(*who)
+        for game in (POLE, MAZE):
+            assert _view(stores[0], game) == _view(stores[1], game)
+    for store in stores:
+        assert_counts(store)
+        store.close()
+
+
+def _view(store: Store, game: Game) -> list[object]:
+    """Everything but the clock."""
+    return [
+        store.tail(game.name, limit=10**6),
+        store.stats(game.name),
+        sorted((p.player, p.fragments, p.steps) for p in store.players(game.name)),
+        store.versions(game.name),
+        [msgspec.structs.replace(e, ended=0.0) for e in store.episodes(game.name)],
+    ]
