@@ -12,6 +12,7 @@ import msgspec
 import numpy as np
 import optax
 
+from sparring.algorithms.protocol import Count, Fraction, Metrics, Positive
 from sparring.errors import InputError
 from sparring.experience.replay import Batch
 from sparring.games import Discrete, Game
@@ -24,20 +25,20 @@ __all__ = ["DQN", "Config", "State"]
 
 
 class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    lr: float = 1e-3  # Adam's step size
-    gamma: float = 0.99  # how much the future counts: ~1/(1−γ) steps ahead
-    batch: int = 128  # transitions per update
-    n_step: int = 3  # rewards summed before bootstrapping: faster credit, slightly off-policy
+    lr: Positive = 1e-3  # Adam's step size
+    gamma: Fraction = 0.99  # how much the future counts: ~1/(1−γ) steps ahead
+    batch: Count = 128  # transitions per update
+    n_step: Count = 3  # rewards summed before bootstrapping: faster credit, slightly off-policy
     double: bool = True  # choose with the online network, value with the target: less over-estimation
     duelling: bool = False  # separate value and advantage: helps where many actions are alike
-    tau: float = 0.01  # how fast the target network follows, per update
-    max_grad_norm: float = 10.0
-    replay: int = 100_000  # rows of the replay window
-    learning_starts: int = 500  # transitions before the first update
-    updates_per_step: float = 0.25  # gradient steps per step of experience
-    exploration_initial: float = 1.0  # ε at the start …
-    exploration_final: float = 0.02  # … and after
-    exploration_steps: int = 8_000  # this many steps of experience
+    tau: Fraction = 0.01  # how fast the target network follows, per update
+    max_grad_norm: Positive = 10.0
+    replay: Count = 100_000  # rows of the replay window
+    learning_starts: Count = 500  # transitions before the first update
+    updates_per_step: Positive = 0.25  # gradient steps per step of experience
+    exploration_initial: Fraction = 1.0  # ε at the start …
+    exploration_final: Fraction = 0.02  # … and after
+    exploration_steps: Count = 8_000  # this many steps of experience
     normalise: bool = True  # observations to mean 0, deviation 1, inside the policy
     layers: tuple[Layer, ...] = (Dense(64), Dense(64))
 
@@ -70,21 +71,21 @@ class DQN:
     def exploration(self, steps: int) -> float:
         """ε after so many steps of experience: linear from initial to final."""
         c = self.config
-        done = min(steps / max(c.exploration_steps, 1), 1.0)
+        done = min(steps / c.exploration_steps, 1.0)
         return c.exploration_initial + (c.exploration_final - c.exploration_initial) * done
 
     def policy(self, state: State, normaliser: dict[str, Array], exploration: float) -> Policy:
         params = {name: np.asarray(p) for name, p in state.params.items()}
         return Policy(self.game, self.config.layers, self.head, params | normaliser, exploration)
 
-    def update(self, state: State, normaliser: dict[str, Array], batches: Batch) -> tuple[State, dict[str, jax.Array]]:
+    def update(self, state: State, normaliser: dict[str, Array], batches: Batch) -> tuple[State, Metrics]:
         """One gradient step per leading row of `batches`, fused into one call; metrics are means over them."""
         return _update(self, state, normaliser, batches)
 
     def q(self, params: Params, obs: jax.Array) -> jax.Array:
         return q_values(self.head, params, torso(self.config.layers, params, obs))
 
-    def loss(self, params: Params, target: Params, batch: Batch) -> tuple[jax.Array, dict[str, jax.Array]]:
+    def loss(self, params: Params, target: Params, batch: Batch) -> tuple[jax.Array, Metrics]:
         """½(Q(s,a) − y)², y = Σγᵏr + γⁿ Q′(s′, a′); a′ = argmax Q(s′,·) when double, else argmax Q′(s′,·).
 
         Squared, not Huber: where values are large (CartPole's reach 100), Huber's clipped errors make this a median
@@ -99,8 +100,8 @@ class DQN:
 
 
 @partial(jax.jit, static_argnums=0)
-def _update(dqn: DQN, state: State, normaliser: Params, batches: Batch) -> tuple[State, dict[str, jax.Array]]:
-    def step(state: State, batch: Batch) -> tuple[State, dict[str, jax.Array]]:
+def _update(dqn: DQN, state: State, normaliser: Params, batches: Batch) -> tuple[State, Metrics]:
+    def step(state: State, batch: Batch) -> tuple[State, Metrics]:
         batch = batch._replace(obs=normalise(normaliser, batch.obs), next_obs=normalise(normaliser, batch.next_obs))
         grads, metrics = jax.grad(dqn.loss, has_aux=True)(state.params, state.target, batch)
         change, optimiser = dqn.optimiser.update(grads, state.optimiser, state.params)

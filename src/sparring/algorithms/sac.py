@@ -154,4 +154,8 @@ def _learn_actor(sac: SAC, state: State, batch: Batch, key: jax.Array) -> tuple[
         grad = jax.grad(sac.temperature_loss)(state.log_temperature, log_prob)
         step, optimiser = sac.optimiser.update(grad, state.temperature_optimiser)
         state = state._replace(log_temperature=state.log_temperature + step, temperature_optimiser=optimiser)
-    return state, {"loss/actor": loss, "temperature": jnp.exp(state.log_temperature), "entropy": -log_prob}
+    return state, {
+        "loss/actor": loss,
+        "policy/temperature": jnp.exp(state.log_temperature),
+        "policy/entropy": -log_prob,
+    }

@@ -9,9 +9,7 @@ from sparring.networks.functions import Params, dense, torso
 from sparring.networks.policy import HALF_LOG_2PI, LOG_2, LOG_STD_RANGE
 from sparring.networks.spec import Layer, action_size, torso_shapes
 
-__all__ = ["action_vector", "critic_shapes", "critics", "sample_squashed", "squashed", "squashed_log_prob"]
-
-SMALLEST = 1e-6  # a recorded action of exactly ±1 has no finite tanh⁻¹
+__all__ = ["action_vector", "bound_deviation", "critic_shapes", "critics", "sample_squashed", "squashed"]
 
 
 def critic_shapes(game: Game, layers: tuple[Layer, ...], count: int) -> dict[str, tuple[int, ...]]:
@@ -57,13 +55,13 @@ def sample_squashed(key: jax.Array, out: jax.Array) -> tuple[jax.Array, jax.Arra
     return jnp.tanh(u), (-0.5 * noise**2 - log_std - HALF_LOG_2PI - _log_slope(u)).sum(-1)
 
 
-def squashed_log_prob(out: jax.Array, action: jax.Array) -> jax.Array:
-    """Log-density of recorded actions in ±1."""
-    mean, log_std = squashed(out)
-    u = jnp.arctanh(jnp.clip(action, SMALLEST - 1, 1 - SMALLEST))
-    return (-0.5 * ((u - mean) * jnp.exp(-log_std)) ** 2 - log_std - HALF_LOG_2PI - _log_slope(u)).sum(-1)
-
-
 def _log_slope(u: jax.Array) -> jax.Array:
     """log(1 − tanh²u) in a form that does not overflow."""
     return 2 * (LOG_2 - u - jax.nn.softplus(-2 * u))
+
+
+def bound_deviation(params: Params) -> Params:
+    """With a Gaussian head's deviation in its range: where all recorded actions are alike, the likeliest one is 0."""
+    if "head.log_std" not in params:
+        return params
+    return params | {"head.log_std": jnp.clip(params["head.log_std"], *LOG_STD_RANGE)}
