@@ -121,3 +121,27 @@ def test_two_humanoids_in_one_process_do_not_share_a_robot():
         assert np.array_equal(alone.step(actions[:1]).obs[0], pair.step(actions).obs[0])
     alone.close()
     pair.close()
+
+
+def test_atari_is_one_game_alone_and_abreast():
+    pytest.importorskip("ale_py")
+    game = catalog.load("ALE/Pong-v5")
+    assert game.observation.element.shape == (4, 84, 84)
+    assert isinstance(game.action, Discrete)
+    many = build(game, 2)
+    assert isinstance(many, Native)
+    assert many.reset(1).shape == (2, 4, 84, 84)
+    step = many.step(np.zeros(2, np.int32))
+    assert step.obs.dtype == np.uint8
+    assert many.state() is None  # cannot be told: a resumed run starts its games anew
+    many.close()
+    one = Separate(game, 1)
+    first = one.reset(1)
+    for _ in range(5):
+        one.step(np.full(1, 2, np.int32))
+    state = one.state()
+    following = one.step(np.full(1, 3, np.int32)).obs
+    assert not np.array_equal(first, following)
+    one.restore(state)
+    assert np.array_equal(one.step(np.full(1, 3, np.int32)).obs, following)
+    one.close()

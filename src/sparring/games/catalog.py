@@ -25,17 +25,20 @@ def load(name: str) -> Game:
         path = Path(name)
         if not path.is_file():
             raise InputError(f"no game declaration at {name}: write one with `sparring init NAME`")
-        return Game.from_json(path.read_bytes())
+        try:
+            return Game.from_json(path.read_bytes())
+        except OSError as error:
+            raise InputError(f"cannot read {name}: {error.strerror}") from error
     env = make(name)
     try:
         observation, action = _unbounded(space_of(env.observation_space)), space_of(env.action_space)
+        if isinstance(action, Dict):
+            raise ValueError("Dict actions are not supported")
+        return Game(name=name.rpartition(":")[2].replace("/", "-"), observation=observation, action=action, env=name)
     except ValueError as error:
         raise InputError(f"{name}: {error}") from error
     finally:
         env.close()
-    if isinstance(action, Dict):
-        raise InputError(f"{name}: Dict actions are not supported")
-    return Game(name=name.rpartition(":")[2].replace("/", "-"), observation=observation, action=action, env=name)
 
 
 def make(env_id: str, **options: Any) -> Any:
@@ -46,15 +49,23 @@ def make(env_id: str, **options: Any) -> Any:
         raise InputError("playing a Gymnasium game needs gymnasium: pip install 'sparring[play]'") from error
     register(env_id)
     try:
+        if env_id.startswith("ALE/"):
+            from sparring.games.atari import Atari
+
+            return Atari(env_id, **options)
         return gymnasium.make(env_id, **options)
-    except gymnasium.error.Error as error:
+    except (gymnasium.error.Error, ImportError) as error:  # ImportError: a game whose own needs are not installed
         raise InputError(f"cannot make the game {env_id!r}: {error}") from error
 
 
 def register(env_id: str) -> None:
     """Loads the package that brings the game, named before a colon or known by the id: Gymnasium knows only what was
     imported."""
-    named, _, name = env_id.rpartition(":")
+    named, colon, name = env_id.rpartition(":")
+    if colon and not all(part.isidentifier() for part in named.split(".")):
+        raise InputError(
+            f"{env_id!r} is not a game: write a Gymnasium id, MODULE:ID, or the path of a .json declaration"
+        )
     known = [where for pattern, where in PACKAGES.items() if re.match(pattern, name)]
     module, package = (named, named) if named else known[0] if known else ("", "")
     if not module:

@@ -144,7 +144,7 @@ class Native:
 
     def state(self) -> dict[str, Array] | None:
         """Gymnasium's NumPy games keep all they know in arrays and one generator."""
-        if not isinstance(getattr(self.env.unwrapped, "_np_random", None), np.random.Generator):
+        if not isinstance(getattr(self.env.unwrapped, "state", None), np.ndarray):
             return None
         arrays = {k: v.copy() for k, v in vars(self.env.unwrapped).items() if isinstance(v, np.ndarray)}
         rng = json.dumps(self.env.unwrapped.np_random.bit_generator.state).encode()

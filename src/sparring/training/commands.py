@@ -165,7 +165,9 @@ def runs(
 
     from sparring.training.run import list_runs
 
-    table = Table("run", "game", "algorithm", "seed", "steps", "steps/s", "return", "evaluation", "time", box=None)
+    table = Table(box=None)
+    for column in ("run", "game", "algorithm", "seed", "steps", "steps/s", "return", "evaluation", "time"):
+        table.add_column(column, no_wrap=column == "run", overflow="fold")
     for run in list_runs(root):
         e, rows = run.experiment, run.rows()
         last = {key: value for row in rows for key, value in row.items()}

@@ -1,0 +1,39 @@
+"""Atari games as everybody learns them: every fourth frame, grey, 84 × 84, the last four stacked. One environment of
+ale-py's own vector form, so that one and many are the same game; scores are the game's own, not clipped."""
+
+from typing import Any
+
+import gymnasium
+import numpy as np
+from ale_py.vector_env import AtariVectorEnv
+
+__all__ = ["Atari"]
+
+ZOOM = 4
+
+
+class Atari(gymnasium.Env[Any, Any]):  # type: ignore[misc]  # Gymnasium is Any to mypy here
+    def __init__(self, env_id: str, render_mode: str | None = None) -> None:
+        settings = {k: v for k, v in gymnasium.spec(env_id).kwargs.items() if k not in ("obs_type", "render_mode")}
+        self.env = AtariVectorEnv(num_envs=1, num_threads=1, reward_clipping=False, **settings)
+        self.observation_space, self.action_space = self.env.single_observation_space, self.env.single_action_space
+        self.metadata = {"render_modes": ["rgb_array"], "render_fps": 15}
+        self.render_mode = render_mode
+        self._obs: Any = None
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        self._obs = self.env.reset(seed=seed)[0][0]
+        return self._obs, {}
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        obs, reward, terminated, truncated, _ = self.env.step(np.array([action]))
+        self._obs = obs[0]
+        return self._obs, float(reward[0]), bool(terminated[0]), bool(truncated[0]), {}
+
+    def render(self) -> Any:
+        """What the policy sees, enlarged."""
+        frame = self._obs[-1].repeat(ZOOM, 0).repeat(ZOOM, 1)
+        return np.repeat(frame[:, :, None], 3, 2)
+
+    def close(self) -> None:
+        self.env.close()

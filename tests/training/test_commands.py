@@ -1,0 +1,167 @@
+"""The commands about runs, as a person would use them."""
+
+import struct
+from pathlib import Path
+
+import numpy as np
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from sparring.errors import InputError
+from sparring.training import commands, loop
+from sparring.training.evaluate import play
+from sparring.training.experiment import Checkpoints, Evaluation, Experiment, Rollout, Stop
+from sparring.training.plot import curve, groups
+from sparring.training.run import Run
+from sparring.training.tensorboard import EventFile
+from sparring.training.view import Lines, Terminal, sparkline
+
+app = typer.Typer()
+for _name in ("train", "evaluate", "record", "plot", "publish", "runs"):
+    app.command(_name)(getattr(commands, _name))
+
+
+def call(*words: object) -> str:
+    result = CliRunner().invoke(app, [str(word) for word in words])
+    if result.exception is not None and not isinstance(result.exception, SystemExit):
+        raise result.exception
+    assert result.exit_code == 0, result.output
+    return result.output
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory) -> Run:
+    root = tmp_path_factory.mktemp("runs")
+    for seed in (1, 2):
+        e = Experiment(
+            game="CartPole-v1",
+            algorithm={"name": "dqn", "layers": [{"layer": "dense", "units": 16}], "learning_starts": 64, "batch": 16},
+            rollout=Rollout(envs=4, steps=8),
+            iteration=200,
+            stop=Stop(iterations=4),
+            evaluation=Evaluation(every=2, episodes=2),
+            checkpoint=Checkpoints(every=0, keep=1),
+            seed=seed,
+            out=str(root / f"seed-{seed}"),
+        )
+        loop.train(e)
+    return Run(root / "seed-1")
+
+
+def test_train_by_a_games_name(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    words = ("--set", "stop={iterations: 2}", "--set", "iteration=200", "--set", "evaluation.every=0")
+    for number in (1, 2):
+        assert f"runs/CartPole-v1-dqn-{number}" in call("train", "CartPole-v1", *words)
+    said = call("train", "CartPole-v1", "--algorithm", "ppo", "--set", "algorithm.steps=128", *words)
+    assert "runs/CartPole-v1-ppo-1" in said
+    said = call("train", "runs/CartPole-v1-ppo-1", "--resume", "--set", "stop.iterations=3")
+    assert "iteration 3" in said
+    assert "CartPole-v1-ppo-1" in call("runs")
+    with pytest.raises(InputError, match="continue it with --resume"):
+        call("train", "runs/CartPole-v1-ppo-1")
+
+
+def test_evaluate_tells_the_same_twice(run):
+    said = call("evaluate", run.path, "--episodes", 5)
+    assert said == call("evaluate", run.path, "--episodes", 5)
+    assert "return_mean" in said
+
+
+def test_publish_then_evaluate_by_name(run, tmp_path):
+    where = ("--registry", tmp_path / "registry")
+    assert call("publish", run.path, *where).strip() == "CartPole-v1/bot/1"
+    assert call("publish", run.path, *where).strip() == "CartPole-v1/bot/2"
+    expected = call("evaluate", run.path)
+    for name in ("CartPole-v1", "CartPole-v1/bot", "CartPole-v1/bot/1"):
+        assert call("evaluate", name, *where) == expected
+    with pytest.raises(InputError, match="has no model 'other'"):
+        call("evaluate", "CartPole-v1/other", *where)
+
+
+def test_what_is_neither_run_nor_model(tmp_path):
+    with pytest.raises(InputError, match="neither a run directory nor a model"):
+        call("evaluate", tmp_path, "--registry", tmp_path / "none")
+
+
+def test_record_writes_a_video(run, tmp_path, monkeypatch):
+    imageio_ffmpeg = pytest.importorskip("imageio_ffmpeg")
+    pytest.importorskip("pygame")
+    monkeypatch.setenv("SDL_VIDEODRIVER", "dummy")
+    out = tmp_path / "sub" / "play.mp4"
+    assert "returns" in call("record", run.path, out)
+    frames = imageio_ffmpeg.read_frames(str(out))
+    assert next(frames)["size"] == (600, 400)
+    (length,) = [length for _, length in play(run.policy(), 1)][:1]
+    assert sum(1 for _ in frames) > min(length, 5)
+    with pytest.raises(InputError, match=r"\.mp4"):
+        call("record", run.path, tmp_path / "play.gif")
+
+
+@pytest.mark.parametrize("kind", ["png", "svg"])
+def test_plot_writes_a_figure(run, tmp_path, kind):
+    pytest.importorskip("matplotlib")
+    out = tmp_path / f"figure.{kind}"
+    call("plot", run.path, run.path.with_name("seed-2"), "--out", out)
+    assert out.stat().st_size > 5000
+
+
+def test_runs_of_one_experiment_are_one_curve(run):
+    other = Run(run.path.with_name("seed-2"))
+    assert [len(members) for members in groups([run, other]).values()] == [2]
+    line = curve([run.rows(), other.rows()], "steps")
+    assert (line.low <= line.mean).all()
+    assert (line.mean <= line.high).all()
+
+
+def test_the_confidence_band_is_students():
+    """Two seeds at 0 and 2: mean 1, standard error 1, t = 12.71."""
+    seeds = [[{"steps": x, "episode/return_mean": y} for x in (0.0, 1.0)] for y in (0.0, 2.0)]
+    line = curve(seeds, "steps")
+    assert line.mean == pytest.approx(np.ones(200))
+    assert line.high == pytest.approx(np.full(200, 1 + 12.71))
+
+
+def test_event_files_are_tensorboards(tmp_path):
+    """Against the format: lengths, masked CRC-32C (known answers), and our scalars in plain sight."""
+    from sparring.training.tensorboard import _masked_crc
+
+    # CRC-32C("123456789") = 0xE3069283 (RFC 3720); masked as TFRecords do.
+    crc = 0xE3069283
+    assert _masked_crc(b"123456789") == struct.pack("<I", ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF)
+    events = EventFile(tmp_path)
+    events.add(300, {"loss/q": 0.5})
+    events.close()
+    (path,) = tmp_path.iterdir()
+    data, records = path.read_bytes(), []
+    while data:
+        (size,) = struct.unpack_from("<Q", data)
+        assert data[8:12] == _masked_crc(data[:8])
+        records.append(data[12 : 12 + size])
+        assert data[12 + size : 16 + size] == _masked_crc(records[-1])
+        data = data[16 + size :]
+    assert b"brain.Event:2" in records[0]
+    assert records[1][9:] == b"\x10\xac\x02" + b"\x2a\x0f\x0a\x0d\x0a\x06loss/q\x15" + struct.pack("<f", 0.5)
+
+
+@pytest.mark.parametrize("terminal", [True, False])
+def test_views(run, terminal):
+    from rich.console import Console
+
+    console = Console(record=True, width=100, force_terminal=terminal, file=Path("/dev/null").open("w"))  # noqa: SIM115
+    view = (Terminal if terminal else Lines)(console)
+    with view.show(run.experiment, run):
+        for row in run.rows():
+            view.row(row)
+    said = console.export_text()
+    assert "dqn on CartPole-v1" in said
+    assert "iteration 4" in said
+    if terminal:
+        assert "sample" in said
+
+
+def test_sparklines():
+    assert sparkline([0, 1, 2, 3.5, 7], 10) == "▁▂▃▅█  7.0"
+    assert sparkline([1.0] * 50, 10) == "▁" * 10 + "  1.0"
+    assert sparkline([], 10) == "no episode ended yet"
