@@ -22,6 +22,9 @@ lint: .venv/.dev
 types: .venv/.dev
 	.venv/bin/mypy
 
+bench: .venv/.dev  ## the figures of docs/benchmarks.md; the machine should have nothing else to do
+	for name in store ingest client; do .venv/bin/python benchmarks/$$name.py || exit 1; done
+
 lock: .venv/.uv  ## refresh the pinned versions after a change of pyproject.toml
 	$(UV) pip compile --quiet --no-emit-index-url --universal --python-version 3.11 --extra platform pyproject.toml -o requirements/platform.txt
 	$(UV) pip compile --quiet --no-emit-index-url --universal --python-version 3.11 --extra platform --extra train --extra bullet --extra box2d --extra atari --group dev pyproject.toml -o requirements/dev.txt
