@@ -17,7 +17,7 @@ from starlette.applications import Starlette
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from sparring.api import Problem
-from sparring.errors import InputError
+from sparring.errors import InputError, SparringError
 
 __all__ = ["background", "serve"]
 
@@ -53,6 +53,8 @@ def background(app: Starlette, host: str = "127.0.0.1", port: int = 0) -> Iterat
         thread.start()
         started.wait()
         try:
+            if not server.started:
+                raise SparringError("the gateway did not start; its log says why")
             yield _url(listener)
         finally:
             server.should_exit = True
