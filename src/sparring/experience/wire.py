@@ -8,14 +8,14 @@ import zlib
 from typing import Any
 
 import msgspec
-import numpy as np
 
 from sparring.errors import InputError
 from sparring.experience.fragment import Columns, Fragment, new_id, pack
-from sparring.games.spec import Game, column
+from sparring.games.spec import Box, Game, column
 
 __all__ = ["JsonFragment", "TooLarge", "decode", "decode_json", "decompress", "encode"]
 
+NUMBER = Box(())  # rewards and log-probabilities: one float32 a step
 _encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder(list[Fragment])
 
@@ -77,8 +77,8 @@ def _from_rows(row: JsonFragment, game: Game) -> Fragment | str:
     fragment = pack(
         game,
         Columns(
-            reward=np.asarray(row.reward, "<f4"),
-            log_prob=None if row.log_prob is None else np.asarray(row.log_prob, "<f4"),
+            reward=column(NUMBER, row.reward),
+            log_prob=None if row.log_prob is None else column(NUMBER, row.log_prob),
             **parts,
         ),
         id=new_id(now) if row.id is None else row.id,
