@@ -304,16 +304,17 @@ def models(
     )
 
 
-@app.command(epilog=_examples("sparring players CartPole-v1", "sparring players CartPole-v1 --erase player-001"))
+@app.command(epilog=_examples("sparring players CartPole-v1", "sparring players CartPole-v1 player-001"))
 def players(
     game: Annotated[str, typer.Argument(help="A game of the platform.")],
-    limit: Annotated[int, typer.Option(min=1, help="How many, the most recently seen first.")] = 20,
+    player: Annotated[str | None, typer.Argument(help="Show only this one.")] = None,
+    limit: Annotated[int, typer.Option(min=1, max=1000, help="How many, the most recently seen first.")] = 20,
     erase: Annotated[str | None, typer.Option(help="Delete all of this player's records, for good.")] = None,
     yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
     server: ServerOption = DEFAULT_SERVER,
     as_json: JsonOption = False,
 ) -> None:
-    """List a game's players, or erase one's records."""
+    """List a game's players, show one, or erase one's records."""
     from sparring.client.server import Server
     from sparring.store.protocol import PlayerStats
     from sparring.terminal import ago, number, table
@@ -324,7 +325,9 @@ def players(
         answer = Server(server).request("DELETE", "games", game, "players", erase).decode(dict[str, int])
         Console().print(f"{answer['erased']} fragments erased")
         return
-    rows = _get(server, list[PlayerStats], "games", game, "players", query=f"?limit={limit}")
+    rows = _get(server, list[PlayerStats], "games", game, "players", query=f"?limit={1000 if player else limit}")
+    if player is not None and not (rows := [row for row in rows if row.player == player]):
+        raise InputError(f"no player {player!r} among the newest 1000 of {game}: `sparring players {game}` lists them")
     if as_json:
         print(msgspec.json.encode(rows).decode())
         return

@@ -106,6 +106,8 @@ def test_up_goes_on_where_it_stopped(tmp_path: Path) -> None:
             shown = run(command, *([] if command == "games" else ["CartPole-v1"]), "--server", url)
             assert shown.returncode == 0, shown.stderr
             assert expected in shown.stdout
+        assert run("players", "CartPole-v1", "player-002", "--server", url).stdout.count("player-0") == 1
+        assert run("players", "CartPole-v1", "nobody", "--server", url).returncode == 2
         process.send_signal(signal.SIGINT)
         assert process.wait(60) == 0
     assert processes(tmp_path) == []
