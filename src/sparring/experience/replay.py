@@ -1,8 +1,9 @@
 """The replay window: a ring of rows in memory, filled by fragments, sampled as n-step transitions.
 
 A row is (observation, action, reward, kind). A fragment of T steps takes T + 1 rows; the last has only an observation,
-so a transition's next observation is simply the next row: nothing is stored twice. Sampling is NumPy on the host: one
-gather for many updates costs a few per cent of the updates themselves and needs no copy of the ring on a device.
+so a transition's next observation is simply the next row: nothing is stored twice, and small types stay small until
+they are sampled. Sampling is NumPy on the host: one gather for many updates costs a few per cent of the updates
+themselves and needs no copy of the ring on a device.
 """
 
 from collections.abc import Sequence
@@ -12,7 +13,7 @@ import numpy as np
 
 from sparring.errors import InputError
 from sparring.experience.fragment import Columns
-from sparring.games import Box, Discrete, Game
+from sparring.games import Box, Dict, Discrete, Game, Space
 from sparring.games.spec import Array
 from sparring.networks.policy import features
 from sparring.networks.spec import action_size, feature_shape, image_layout, scaling
@@ -59,17 +60,19 @@ class Replay:
     def __init__(self, game: Game, capacity: int) -> None:
         if capacity < 2:
             raise InputError(f"a replay window of {capacity} rows is too small")
-        image = isinstance(game.observation, Box) and game.observation.is_image
-        self.game = game
-        self.capacity = capacity
-        self.obs = np.zeros((capacity, *feature_shape(game.observation)), np.uint8 if image else np.float32)
-        self.action = (
-            np.zeros((capacity, action_size(game.action)), np.float32)
-            if isinstance(game.action, Box)
-            else np.zeros((capacity, *game.action.element.shape), np.int32)
-        )
-        self.reward = np.zeros(capacity, np.float32)
-        self.kind = np.full(capacity, END, np.uint8)
+        self.game, self.capacity = game, capacity
+        self.compact = _is_compact(game.observation)
+        try:
+            self.obs = np.zeros((capacity, *_stored_shape(game.observation)), _stored_type(game.observation))
+            self.action = (
+                np.zeros((capacity, action_size(game.action)), np.float32)
+                if isinstance(game.action, Box)
+                else np.zeros((capacity, *game.action.element.shape), np.int32)
+            )
+            self.reward = np.zeros(capacity, np.float32)
+            self.kind = np.full(capacity, END, np.uint8)
+        except MemoryError as error:
+            raise InputError(f"a replay window of {capacity} rows does not fit this machine: lower `replay`") from error
         self.head = 0  # where the next row goes
         self.rows = 0
         self.transitions = 0
@@ -83,29 +86,29 @@ class Replay:
 
     def extend(self, fragments: Sequence[Columns], terminated: Sequence[bool]) -> Array:
         """Takes fragments in as a few long arrays; returns their encoded observations (for the normaliser)."""
-        lengths = np.array([len(f.reward) + 1 for f in fragments])
+        lengths = np.array([len(f.reward) + 1 for f in fragments], np.int64)
+        if (lengths < 2).any():
+            raise InputError("a fragment without steps has nothing to learn from")
         ends = np.cumsum(lengths) - 1
-        if (total := int(lengths.sum())) > self.capacity:
-            raise InputError(f"{total} rows at once do not fit a replay window of {self.capacity}: add fewer")
-        kind = np.full(total, STEP, np.uint8)
+        kind = np.full(int(lengths.sum()), STEP, np.uint8)
         kind[ends] = END
         kind[ends[np.asarray(terminated, bool)] - 1] = TERMINAL
         steps = kind != END
-        obs = encode_obs(self.game, np.concatenate([f.obs for f in fragments]))
-        action = np.zeros((total, *self.action.shape[1:]), self.action.dtype)
-        action[steps] = encode_action(self.game, np.concatenate([f.action for f in fragments]))
-        reward = np.zeros(total, np.float32)
+        action = np.zeros((len(kind), *self.game.action.element.shape), self.game.action.element.base)
+        action[steps] = np.concatenate([f.action for f in fragments])
+        reward = np.zeros(len(kind), np.float32)
         reward[steps] = np.concatenate([f.reward for f in fragments])
-        self._write(obs, action, reward, kind)
-        return obs
+        return self.extend_rows(np.concatenate([f.obs for f in fragments]), action, reward, kind)
 
     def extend_rows(self, obs: Array, action: Array, reward: Array, kind: Array) -> Array:
         """Takes raw rows in that already have our form; the last is an END. Returns the encoded observations."""
         if len(kind) > self.capacity:
             raise InputError(f"{len(kind)} rows at once do not fit a replay window of {self.capacity}: add fewer")
-        obs = encode_obs(self.game, obs)
-        self._write(obs, encode_action(self.game, action), reward, kind)
-        return obs
+        if kind[-1] != END:
+            raise ValueError("the last row is a transition, but there is no observation behind it")
+        encoded = encode_obs(self.game, obs)
+        self._write(obs if self.compact else encoded, encode_action(self.game, action), reward, kind)
+        return encoded
 
     def _write(self, obs: Array, action: Array, reward: Array, kind: Array) -> None:
         total, steps = len(kind), kind != END
@@ -142,12 +145,18 @@ class Replay:
             going &= ~ended
         shape = (updates, batch)
         return Batch(
-            obs=self.obs[at].reshape(*shape, *self.obs.shape[1:]),
+            obs=self._take(at, shape),
             action=self.action[at].reshape(*shape, *self.action.shape[1:]),
             reward=reward.reshape(shape),
-            next_obs=self.obs[last % self.capacity].reshape(*shape, *self.obs.shape[1:]),
+            next_obs=self._take(last % self.capacity, shape),
             discount=discount.reshape(shape),
         )
+
+    def _take(self, at: Array, shape: tuple[int, int]) -> Array:
+        obs = self.obs[at]
+        if self.compact:
+            obs = features(self.game.observation, obs)
+        return obs.reshape(*shape, *obs.shape[1:])
 
     def _draw(self, rng: np.random.Generator, count: int) -> Array:
         """Rows that hold a transition, uniform: draw, drop the others, draw again for those."""
@@ -159,3 +168,20 @@ class Replay:
             draw = rng.integers(0, self.rows, missing + missing // 8 + 8)
             found = np.concatenate([found, draw[self.kind[draw] != END]])
         return found[:count]
+
+
+def _is_compact(space: Space) -> bool:
+    """Whether rows keep the observation as the game gives it, which is smaller than the floats that networks see."""
+    if isinstance(space, Box):
+        return not space.is_image and space.element.base.itemsize < 4
+    return not isinstance(space, Dict)
+
+
+def _stored_shape(space: Space) -> tuple[int, ...]:
+    return space.element.shape if _is_compact(space) else feature_shape(space)
+
+
+def _stored_type(space: Space) -> np.dtype[Any]:
+    if _is_compact(space):
+        return space.element.base
+    return np.dtype(np.uint8 if isinstance(space, Box) and space.is_image else np.float32)
