@@ -33,6 +33,7 @@ __all__ = ["INTERRUPTED", "Interrupted", "resume", "train"]
 log = logging.getLogger("sparring.training")
 INTERRUPTED = 75  # exit code after SIGTERM or Ctrl-C: a checkpoint was written, --resume goes on (EX_TEMPFAIL)
 CHANGEABLE = ("stop", "evaluation", "checkpoint")  # of an experiment that has begun
+OFFLINE = ("bc", "cql", "iql")  # they learn from others' play and have no way to explore
 RECENT = 20  # episodes that must have ended before their mean return can stop a run without evaluation
 
 
@@ -45,10 +46,11 @@ def train(experiment: Experiment, view: View | None = None) -> Run:
     use_compilation_cache()
     game = catalog.load(experiment.game)
     algorithm = create_algorithm(experiment, game)
-    resolved = {"name": experiment.name, **msgspec.to_builtins(algorithm.config)}
+    resolved = {"name": experiment.name, **msgspec.to_builtins(hyperparameters(experiment))}
     path = new_directory(experiment, game.name)
     experiment = msgspec.structs.replace(experiment, algorithm=resolved, out=str(path))
-    trainee = create_trainee(experiment, algorithm, path / "workers")  # before anything is written: it may refuse
+    trainee = create_trainee(experiment, algorithm, path / "workers")
+    trainee.prepare()  # before anything is written: it may refuse
     path.mkdir(parents=True, exist_ok=True)
     write(path / "experiment.yaml", experiment)
     run = Run(path)
@@ -75,20 +77,27 @@ def resume(path: Path, changes: Iterable[str] = (), view: View | None = None) ->
         loop = Loop(run, experiment, trainee, view or Silent())
         if saved := run.checkpoints():
             loop.restore(saved[-1])
+        else:
+            trainee.prepare()
         if changes:
             write(path / "experiment.yaml", experiment)
         return loop.run()
 
 
 def create_algorithm(experiment: Experiment, game: Game) -> Any:
+    hyperparameters(experiment)
+    return algorithms.create(experiment.name, game, experiment.hyperparameters)
+
+
+def hyperparameters(experiment: Experiment) -> msgspec.Struct:
+    """All of the algorithm's, checked, with those that the experiment leaves out."""
     algorithms.check_name(experiment.name)
-    config = importlib.import_module(f"sparring.algorithms.{experiment.name}").Config
+    config: type[msgspec.Struct] = importlib.import_module(f"sparring.algorithms.{experiment.name}").Config
     check_keys(experiment.hyperparameters, config, "algorithm.")
     try:
-        msgspec.convert(experiment.hyperparameters, config)
+        return msgspec.convert(experiment.hyperparameters, config)
     except msgspec.ValidationError as error:
         raise InputError(f"algorithm.{explain(error)}") from error
-    return algorithms.create(experiment.name, game, experiment.hyperparameters)
 
 
 def create_trainee(experiment: Experiment, algorithm: Any, logs: Path) -> Trainee:
@@ -98,7 +107,7 @@ def create_trainee(experiment: Experiment, algorithm: Any, logs: Path) -> Traine
         raise InputError(
             f"{algorithm.game.name} is a declared game and cannot be simulated: learn it with `source: store`"
         )
-    if getattr(algorithm, "offline", False):
+    if experiment.name in OFFLINE:
         raise InputError(f"{algorithm.name} learns from recorded play: use `source: store` and say which `store`")
     return (OnPolicy if algorithm.on_policy else OffPolicy)(experiment, algorithm, logs)
 

@@ -18,13 +18,16 @@ class Offline(OffPolicy):
     def __init__(self, experiment: Experiment, algorithm: Any, logs: Path) -> None:
         if algorithm.on_policy:
             raise InputError(f"{algorithm.name} learns from fresh play: use `source: simulate`, or the live trainer")
+        if experiment.stop.steps is not None:
+            raise InputError("stop.steps counts play, of which `source: store` makes none: use stop.iterations")
         super().__init__(experiment, algorithm, logs)
         self.fused = min(max(self.fused, 32), experiment.iteration)
 
     def open(self, states: States | None = None) -> None:
+        pass  # nobody plays
+
+    def prepare(self) -> None:
         assert self.experiment.store is not None
-        if len(self.replay):
-            return  # resumed: the checkpoint has the window
         path = Path(self.experiment.store)
         path = path / "store.db" if path.is_dir() else path
         if not path.exists():

@@ -47,6 +47,9 @@ class Trainee:
         """One iteration: a row of metrics."""
         raise NotImplementedError
 
+    def prepare(self) -> None:
+        """What a new run needs before it begins; a resumed one has it in its checkpoint. May refuse."""
+
     def open(self, states: States | None = None) -> None:
         """Starts playing; `states` of the workers when a run is resumed."""
         raise NotImplementedError
