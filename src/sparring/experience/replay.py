@@ -130,19 +130,14 @@ class Replay:
         """`updates` batches, uniform over the window's transitions. An n-step sum ends early where its fragment does,
         and then bootstraps from the last observation there is."""
         at = self._draw(rng, updates * batch)
-        reward = self.reward[at].copy()
-        discount = np.full(len(at), gamma, np.float32)
-        discount[self.kind[at] == TERMINAL] = 0.0
-        last = at + 1
-        going = self.kind[at] == STEP
-        for _ in range(n_step - 1):
+        reward, discount = np.zeros(len(at), np.float32), np.ones(len(at), np.float32)
+        last, going = at, np.ones(len(at), bool)
+        for _ in range(n_step):
             row = last % self.capacity
-            going &= self.kind[row] != END
-            reward += np.where(going, discount * self.reward[row], 0.0).astype(np.float32)
-            ended = going & (self.kind[row] == TERMINAL)
-            discount = np.where(ended, 0.0, np.where(going, discount * gamma, discount)).astype(np.float32)
+            going &= self.kind[row] != END  # which comes behind every TERMINAL too
+            reward += np.where(going, discount * self.reward[row], 0.0)
+            discount *= np.where(going, gamma * (self.kind[row] != TERMINAL), 1.0)
             last = last + going
-            going &= ~ended
         shape = (updates, batch)
         return Batch(
             obs=self._take(at, shape),
