@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from functools import cache
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 
@@ -46,6 +46,8 @@ __all__ = [
     "transaction",
     "trouble",
 ]
+
+T = TypeVar("T")
 
 VERSION = 1  # of these tables
 MAGIC = b"SQLite format 3\0"  # SQLite itself takes a shorter file for an empty one, and overwrites it
@@ -99,6 +101,7 @@ class Submission:
     def __init__(self, fragments: Sequence[Fragment]) -> None:
         require_checked(fragments)
         self.fragments = fragments
+        self.games = {(f.game, f.schema) for f in fragments}
         self.bodies = _encode(fragments)
         self.returns = returns(fragments)
         self.sizes = [len(f.obs) + len(f.action) + len(f.reward) + len(f.log_prob or b"") for f in fragments]
@@ -119,11 +122,7 @@ def _encode(fragments: Sequence[Fragment]) -> list[memoryview]:
     return [view[first:last] for first, last in pairwise(ends)]
 
 
-class _New(NamedTuple):
-    fragment: Fragment
-    body: memoryview
-    ret: float
-    size: int
+_New = tuple[Fragment, memoryview, float, int]  # its body, sum of rewards, bytes of columns
 
 
 # Opening
@@ -298,15 +297,15 @@ def append(db: sqlite3.Connection, submissions: Sequence[Submission], now: float
 def _append(
     db: sqlite3.Connection, submissions: Sequence[Submission], now: float, known: dict[str, bytes | memoryview]
 ) -> list[list[Outcome] | InputError]:
-    games = {name: find_game(db, name) for name in {f.game for s in submissions for f in s.fragments}}
+    games = {name: find_game(db, name) for submission in submissions for name, _ in submission.games}
     answers: list[list[Outcome] | InputError] = []
     new: list[_New] = []
     for submission in submissions:
-        stray = next((f for f in submission.fragments if games[f.game].schema != f.schema), None)
-        if stray is None:
-            answers.append(_sort(submission, known, new))
+        strays = [(name, schema) for name, schema in submission.games if games[name].schema != schema]
+        if strays:
+            answers.append(InputError("no game {!r} with schema {!r} is registered here".format(*strays[0])))
         else:
-            answers.append(InputError(f"no game {stray.game!r} with schema {stray.schema!r} is registered here"))
+            answers.append(_sort(submission, known, new))
     if new:
         _insert(db, new, games, now)
     return answers
@@ -315,23 +314,19 @@ def _append(
 def _known(db: sqlite3.Connection, ids: list[str]) -> dict[str, bytes | memoryview]:
     """Bodies of those that are there already. They are compared as a whole: exact, and no digest to make of each."""
     found: dict[str, bytes | memoryview] = {}
-    marks = ",".join("?" * 64)
-    for first in range(0, len(ids), 64):
-        some = ids[first : first + 64]
-        rows = db.execute(f"SELECT id, body FROM fragment WHERE id IN ({marks})", some + [None] * (64 - len(some)))
-        found.update(rows.fetchall())
+    for some in _portions(ids):
+        found.update(db.execute(f"SELECT id, body FROM fragment WHERE id IN {_marks(len(some), 1)}", some).fetchall())
     return found
 
 
 def _sort(submission: Submission, known: dict[str, bytes | memoryview], new: list[_New]) -> list[Outcome]:
     outcomes = []
-    columns = (submission.fragments, submission.bodies, submission.returns, submission.sizes)
-    for arrival in map(_New, *columns):
-        name = arrival.fragment.id
+    for arrival in zip(submission.fragments, submission.bodies, submission.returns, submission.sizes, strict=True):
+        name, body = arrival[0].id, arrival[1]
         if name in known:
-            outcomes.append(Outcome.DUPLICATE if known[name] == arrival.body else Outcome.CONFLICT)
+            outcomes.append(Outcome.DUPLICATE if known[name] == body else Outcome.CONFLICT)
         else:
-            known[name] = arrival.body
+            known[name] = body
             new.append(arrival)
             outcomes.append(Outcome.STORED)
     return outcomes
@@ -410,51 +405,61 @@ class _Episodes:
         self.now = now
         self.complete: list[tuple[Any, ...]] = []
         self.unfinished: dict[tuple[int, str], Unfinished | None] = {}  # none: not any more
-        self.stored: list[tuple[int, str]] = []
+        self.parts: list[tuple[tuple[int, str], Fragment, float, int]] = []
 
     def add(self, f: Fragment, ret: float, player: int, seq: int) -> None:
         if f.start == 0 and f.ended:  # all of it, as short ones are: nothing to look up or to remember
             self.complete.append((seq, player, f.episode, f.steps, ret, self.now, f.model, f.version))
-            return
-        name = (player, f.episode)
-        episode = self.unfinished.get(name) or self.find(name)
-        if episode.add(f, ret):
-            self.complete.append((seq, *name, episode.steps, episode.ret, self.now, episode.model, episode.version))
-            self.unfinished[name] = None
-
-    def find(self, name: tuple[int, str]) -> Unfinished:
-        row = None
-        if name not in self.unfinished:
-            row = self.db.execute(
-                "SELECT steps, ret, length, model, version FROM unfinished WHERE player = ? AND name = ?", name
-            ).fetchone()
-        if row is not None:
-            self.stored.append(name)
-        self.unfinished[name] = episode = Unfinished(*row) if row else Unfinished()
-        return episode
+        else:
+            self.parts.append(((player, f.episode), f, ret, seq))
 
     def write(self) -> None:
+        stored = self.find(list({name for name, _, _, _ in self.parts}))
+        self.unfinished.update(stored)
+        for name, f, ret, seq in self.parts:
+            episode = self.unfinished.get(name) or Unfinished()
+            self.unfinished[name] = episode
+            if episode.add(f, ret):
+                self.complete.append((seq, *name, episode.steps, episode.ret, self.now, episode.model, episode.version))
+                self.unfinished[name] = None
         _insert_rows(self.db, "episode", self.complete)
-        gone = [name for name in self.stored if self.unfinished[name] is None]
+        gone = [name for name in stored if self.unfinished[name] is None]
         self.db.executemany("DELETE FROM unfinished WHERE player = ? AND name = ?", gone)
         rows = [(*name, *msgspec.structs.astuple(e)) for name, e in self.unfinished.items() if e is not None]
         _insert_rows(self.db, "unfinished", rows)
 
+    def find(self, names: list[tuple[int, str]]) -> dict[tuple[int, str], Unfinished]:
+        found = {}
+        for some in _portions(names):
+            rows = self.db.execute(
+                "SELECT player, name, steps, ret, length, model, version"
+                f" FROM (VALUES {_marks(2, len(some))}) JOIN unfinished ON player = column1 AND name = column2",
+                [value for name in some for value in name],
+            )
+            found.update({(row[0], row[1]): Unfinished(*row[2:]) for row in rows.fetchall()})
+        return found
 
-def _insert_rows(db: sqlite3.Connection, table: str, rows: Sequence[tuple[Any, ...]]) -> None:
+
+def _insert_rows(db: sqlite3.Connection, table: str, rows: list[tuple[Any, ...]]) -> None:
     """Many to a statement: each statement lets go of Python's lock and has to win it back from busy threads."""
+    verb = "REPLACE" if table == "unfinished" else "INSERT"
+    for some in _portions(rows):
+        marks = _marks(len(some[0]), len(some))
+        db.execute(f"{verb} INTO {table} VALUES {marks}", [value for row in some for value in row])
+
+
+def _portions(rows: list[T]) -> Iterator[list[T]]:
+    """Of 1, 2, 4, … 128: few different statements, which SQLite then has ready, and few of them."""
     first = 0
-    for count in (32, 8, 1):
-        while len(rows) - first >= count:
-            some = rows[first : first + count]
-            db.execute(_insertion(table, len(some[0]), count), [value for row in some for value in row])
-            first += count
+    while left := len(rows) - first:
+        size = min(128, 1 << (left.bit_length() - 1))
+        yield rows[first : first + size]
+        first += size
 
 
 @cache
-def _insertion(table: str, width: int, count: int) -> str:
-    row = "(" + ",".join("?" * width) + ")"
-    return f"INSERT OR {'REPLACE' if table == 'unfinished' else 'ABORT'} INTO {table} VALUES {','.join([row] * count)}"
+def _marks(width: int, count: int) -> str:
+    return ",".join(["(" + ",".join("?" * width) + ")"] * count)
 
 
 # Erasing and refusing

@@ -21,7 +21,7 @@ __all__ = ["Writer"]
 log = logging.getLogger(__name__)
 T = TypeVar("T")
 
-GROUP = 32 << 20  # bytes in one transaction
+GROUP = 4 << 20  # bytes in one transaction: with more, fsync's share is small and latency grows
 PENDING = 64 << 20  # bytes waiting for one
 CHECKPOINT = 16 << 20  # bytes of log between two checkpoints
 OVERHEAD = 8 * tables.PAGE  # bytes of log that every transaction takes besides its fragments
