@@ -306,6 +306,7 @@ class TestReaders:
     def test_no_query_looks_at_every_fragment(self, path: Path, store: SqliteStore) -> None:
         store.append([f for i in range(50) for f in cut([2, 3], player=f"p{i}")])
         queries: set[str] = set()
+        store.games()
         store._idle[0].set_trace_callback(queries.add)
         store.tail("pole", 10, 10)
         store.tail("pole", -1)
@@ -383,10 +384,7 @@ class TestErased:
         assert store.stats("pole").fragments == 70
         assert_counts(store)
 
-    def test_a_reader_in_the_way_only_delays_it(
-        self, path: Path, store: SqliteStore, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        monkeypatch.setattr(tables_module, "PATIENCE", 0.05)
+    def test_a_reader_in_the_way_only_delays_it(self, path: Path, store: SqliteStore) -> None:
         store.append([fragment(player="eve-of-the-test")])
         with raw(path) as slow:
             slow.execute("BEGIN")

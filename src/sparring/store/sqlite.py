@@ -34,7 +34,7 @@ class SqliteStore:
         self._lock = threading.Lock()
         self._closed = False
         self._writer = None if readonly else Writer(self.path)
-        self._idle = [tables.open_reader(self.path)]  # connections that no thread reads with now
+        self._idle = [tables.open_reader(self.path)] if readonly else []  # connections that no thread reads with now
 
     def close(self) -> None:
         """Writes what was submitted, then closes. Twice is fine."""
@@ -64,14 +64,13 @@ class SqliteStore:
         self._writing().refuse((time.time(), game[:200], player[:200], fragment_id[:200], reason[:1000]))
 
     def erase(self, game: str, player: str) -> int:
-        """Some at a time, so that appends get through in between. At the end the write-ahead log is emptied: the bytes
-        are gone from the files, not only from the tables."""
+        """Some at a time, so that appends get through in between; then the bytes are removed from the files too."""
         writer = self._writing()
         erased = 0
         while some := writer.call(lambda db: tables.erase(db, game, player)):
             erased += some
-        writer.call(lambda db: tables.forget(db, game, player))
-        writer.scrub()
+        if writer.call(lambda db: tables.forget(db, game, player)) + erased:
+            writer.scrub()
         return erased
 
     def _writing(self) -> Writer:

@@ -498,13 +498,14 @@ def _discount(db: sqlite3.Connection, game: int, gone: Submission) -> None:
     db.execute("UPDATE game SET erased = erased + ? WHERE key = ?", (sum(f.steps for f in gone.fragments), game))
 
 
-def forget(db: sqlite3.Connection, game: str, player: str) -> None:
-    """What is left of a player whose fragments are erased."""
-    db.execute("DELETE FROM quarantine WHERE game = ? AND player = ?", (game, player))
+def forget(db: sqlite3.Connection, game: str, player: str) -> int:
+    """What is left of a player whose fragments are erased: how many rows."""
     key, _ = find_player(db, game, player)
-    db.execute("DELETE FROM unfinished WHERE player = ?", (key,))
+    refused = db.execute("DELETE FROM quarantine WHERE game = ? AND player = ?", (game, player)).rowcount
+    unfinished = db.execute("DELETE FROM unfinished WHERE player = ?", (key,)).rowcount
     gone = db.execute("DELETE FROM tally WHERE key = ? AND fragments = 0", (key,)).rowcount
     db.execute("UPDATE game SET players = players - ? WHERE name = ?", (gone, game))
+    return refused + unfinished + gone
 
 
 def note(db: sqlite3.Connection, refusals: Sequence[Refusal], counts: Counter[str]) -> None:

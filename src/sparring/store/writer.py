@@ -56,6 +56,7 @@ class Writer:
         self.path = path
         self._turn = threading.Lock()  # guards the connection and the next two
         self._db = tables.open_writer(path)
+        self._checkpointer = tables.connect(path)  # the thread's own
         self._written = 0  # bytes of log since the last checkpoint, about
         self._scrub = False  # erased bytes may still be in the log
         self._queue = threading.Condition()  # guards the rest
@@ -207,7 +208,7 @@ class Writer:
         short. One that is not must not keep writers waiting each time; the log grows meanwhile."""
         try:
             large = Path(f"{self.path}-wal").stat().st_size > LOG_LIMIT
-            mode, patience = ("TRUNCATE", tables.PATIENCE) if self._scrub or large else ("RESTART", 0.1)
+            mode, patience = ("TRUNCATE", 1.0) if self._scrub or large else ("RESTART", 0.1)
             self._db.execute(f"PRAGMA busy_timeout = {patience * 1000:.0f}")
             busy = self._db.execute(f"PRAGMA wal_checkpoint({mode})").fetchone()[0]
             self._db.execute(f"PRAGMA busy_timeout = {tables.PATIENCE * 1000:.0f}")
@@ -220,15 +221,13 @@ class Writer:
     # The thread
 
     def _run(self) -> None:
-        checkpointer = tables.connect(self.path)
         try:
             while self._await_work():
                 with self._turn:
                     self._work()
                 self._note_refusals()
-                self._checkpoint_aside(checkpointer)
+                self._checkpoint_aside()
         finally:
-            checkpointer.close()
             self._abandon()
 
     def _await_work(self) -> bool:
@@ -255,12 +254,12 @@ class Writer:
                 self._refusals = refusals
                 self._refused.update(counts)
 
-    def _checkpoint_aside(self, db: sqlite3.Connection) -> None:
+    def _checkpoint_aside(self) -> None:
         """Most of it while others write; only the rest, and with it the log's new beginning, takes the turn."""
         if self._written < CHECKPOINT and not self._scrub:
             return
         try:
-            db.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchone()
+            self._checkpointer.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchone()
         except sqlite3.Error as error:
             log.warning("the store %s could not be checkpointed: %s", self.path, error)
         with self._turn:
@@ -275,4 +274,5 @@ class Writer:
             if work.future.set_running_or_notify_cancel():
                 work.future.set_exception(SparringError(f"the store {self.path} stopped before this was written"))
         with self._turn:
+            self._checkpointer.close()
             self._db.close()
