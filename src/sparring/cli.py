@@ -28,7 +28,7 @@ app = typer.Typer(
     help="Train game bots from play: record, store, train, publish, play.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
-    rich_markup_mode="rich",
+    rich_markup_mode="markdown",  # rich's own would read GAME[/MODEL] as a tag
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 

@@ -47,12 +47,12 @@ def table(
     """Columns whose name starts with '>' are right-aligned."""
     if not rows:
         return plain(f"{title}: {empty}", "dim")
-    grid = Table(title=plain(title), title_justify="left", box=None, pad_edge=False, header_style="bold")
+    grid = Table(box=None, pad_edge=False, header_style="bold")
     for name in columns:
         grid.add_column(name.lstrip(">"), justify="right" if name.startswith(">") else "left", no_wrap=True)
     for row in rows:
         grid.add_row(*(plain(cell) for cell in row))
-    return grid
+    return Group(plain(title, "italic"), grid)  # Table's own title would be squeezed to the width of its columns
 
 
 def curve(values: Sequence[float], width: int = 60, height: int = 8, top: float | None = None) -> str:
@@ -71,8 +71,9 @@ def curve(values: Sequence[float], width: int = 60, height: int = 8, top: float 
             cells[row][x // 2] |= ((0x01, 0x08), (0x02, 0x10), (0x04, 0x20), (0x40, 0x80))[part][x % 2]
         before = y
     labels = {0: number(high), height - 1: number(low)}
+    margin = max(7, *(len(label) for label in labels.values()))
     return "\n".join(
-        f"{labels.get(i, ''):>7} ┤{''.join(chr(0x2800 + cell) for cell in row)}" for i, row in enumerate(cells)
+        f"{labels.get(i, ''):>{margin}} ┤{''.join(chr(0x2800 + cell) for cell in row)}" for i, row in enumerate(cells)
     )
 
 
