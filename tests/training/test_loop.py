@@ -269,3 +269,35 @@ def test_experiments_of_the_project_are_valid():
         e = read(path)
         assert e.stop != Stop(), f"{path.name} never stops"
         assert msgspec.json.decode(msgspec.json.encode(e), type=Experiment) == e
+
+
+@pytest.mark.real
+def test_kill_9_loses_at_most_what_came_after_the_checkpoint_and_leaves_no_worker(tmp_path):
+    import psutil
+
+    from sparring.training.experiment import write
+
+    changes = {"rollout": Rollout(workers=2, envs=2, steps=8), "stop": Stop(iterations=10**6)}
+    write(tmp_path / "e.yaml", experiment(tmp_path / "run", **changes))
+    code = "import sys; from pathlib import Path; from sparring.training import experiment as e, loop;"
+    code += "loop.train(e.read(Path(sys.argv[1])))"
+    process = subprocess.Popen([sys.executable, "-c", code, str(tmp_path / "e.yaml")])
+    try:
+        until = time.monotonic() + 120
+        while len(saved := list((tmp_path / "run" / "checkpoints").glob("*[0-9]"))) < 2:
+            assert time.monotonic() < until
+            assert process.poll() is None
+            time.sleep(0.02)
+        workers = psutil.Process(process.pid).children()
+        assert len(workers) == 2
+    finally:
+        process.kill()
+        process.wait()
+    _, alive = psutil.wait_procs(workers, timeout=30)
+    assert not alive
+    run = Run(tmp_path / "run")
+    newest = max(int(path.name) for path in saved)
+    last = int(run.checkpoints()[-1].name)
+    assert last >= newest
+    run = loop.resume(tmp_path / "run", [f"stop.iterations={last + 1}"])
+    assert [row["iteration"] for row in run.rows()] == list(range(1, last + 2))
