@@ -10,10 +10,10 @@ demo: .venv/.platform
 	.venv/bin/sparring demo
 
 test: .venv/.dev .venv/.system lint types
-	.venv/bin/python -m pytest -n 2
+	.venv/bin/python -m pytest -n 2 --dist loadfile
 
 check: .venv/.dev lint types
-	.venv/bin/python -m pytest -q -n 2 -m "not real"
+	.venv/bin/python -m pytest -q -n 2 --dist loadfile -m "not real"
 
 lint: .venv/.dev
 	.venv/bin/ruff check .

@@ -210,7 +210,7 @@ def games(
         if as_json:
             print(msgspec.json.encode(rows).decode())
             return
-        columns = ("game", "schema", "simulated as", ">players", ">records", ">version", ">mean return")
+        columns = ("game", "schema", "simulated as", ">seats", ">records", ">version", ">mean return")
         _print(
             table(
                 "games",

@@ -51,7 +51,7 @@ def demo(
         with _players(game, url, players) as summary:
             snapshot = _watch(console, url, game, goal, began + limit, stay)
         _tell(console, snapshot, summary, goal, time.monotonic() - began, data)
-        if snapshot is None or (snapshot.return_mean or -1e308) < goal:
+        if snapshot is None or not _is_good(snapshot, goal):
             raise SparringError(f"the players did not reach a mean return of {goal:g} within {limit:g} s")
 
 
@@ -121,12 +121,16 @@ def _watch(console: Console, url: str, game: str, goal: float, until: float, sta
             elif snapshot is not None and time.monotonic() >= next_line:
                 console.print(_line(snapshot), highlight=False, soft_wrap=True)
                 next_line = time.monotonic() + 5
-            good = snapshot is not None and snapshot.episodes >= EPISODES and (snapshot.return_mean or 0.0) >= goal
+            good = snapshot is not None and _is_good(snapshot, goal)
             if not stay and (good or time.monotonic() >= until):
                 break
             time.sleep(0.5)
     server.close()
     return snapshot
+
+
+def _is_good(snapshot: Snapshot, goal: float) -> bool:
+    return snapshot.episodes >= EPISODES and snapshot.return_mean is not None and snapshot.return_mean >= goal
 
 
 def _line(s: Snapshot) -> str:

@@ -37,9 +37,14 @@ def up(
         store = SqliteStore(data / "store.db")
         stack.callback(store.close)
         app = create_app(store, Registry(data / "registry"), data / "trainer")
-        if settings is not None:
-            stack.enter_context(_trainer(data, settings))
-        serve(app, host, port, ready)
+
+        def started(url: str) -> None:
+            if settings is not None:  # only now: a port in use must not cost a trainer's start
+                stack.enter_context(_trainer(data, settings))
+            if ready is not None:
+                ready(url)
+
+        serve(app, host, port, started)
 
 
 @contextlib.contextmanager

@@ -263,3 +263,14 @@ def test_unknown_algorithms_and_hyperparameters_are_named(tmp_path: Path) -> Non
         Setup(tmp_path, hyperparameters={"nstep": 3}).trainer()
     with pytest.raises(InputError, match="Discrete actions"):
         Setup(tmp_path, Game("m", Box((2,)), MultiDiscrete((2, 2))), algorithm="dqn", hyperparameters={}).trainer()
+
+
+def test_a_client_cannot_make_the_trainer_import_a_module(tmp_path: Path) -> None:
+    (tmp_path / "evil.py").write_text("raise SystemExit('imported')")
+    game = msgspec.structs.replace(LARGER, env="evil:Game-v0")
+    setup = Setup(tmp_path, game)
+    trainer = setup.trainer()
+    setup.feed(20)
+    run_dry(trainer)
+    assert setup.registry.latest("larger") is not None  # published by the clock, never simulated
+    assert not trainer.simulated

@@ -64,6 +64,8 @@ class GameTrainer:
         if name is None:
             raise InputError(f"no algorithm learns {type(game.action).__name__} actions yet")
         self.learner = create(algorithms.create(name, game, settings.hyperparameters), settings.seed)
+        # Anybody can register a game, and "module:id" makes Gymnasium import that module: never for a client.
+        self.simulated = game.env is not None and ":" not in game.env
         self.cursor = 0
         self.evaluation: float | None = None
         self.published: Manifest | None = registry.latest(game.name, DEFAULT_MODEL)
@@ -124,7 +126,7 @@ class GameTrainer:
         """Publishes when the newest policy is clearly better, or when it is time and it is not clearly worse."""
         s, policy = self.settings, self.learner.policy()
         due = now - self.published_at >= s.publish_every
-        if self.game.env is None:
+        if not self.simulated:
             if due:
                 self._publish(policy, now)
             return
