@@ -1,6 +1,8 @@
 """Rollout workers: what they write is what was played; the dead and the hung are replaced."""
 
 import logging
+import signal
+import time
 from pathlib import Path
 
 import numpy as np
@@ -105,7 +107,7 @@ class TestPool:
         (tmp_path / "trouble").write_text(trouble)
         monkeypatch.setenv("ODD_TROUBLE", str(tmp_path / "trouble"))
         policy = policy_for("odd_games:Odd-v0")
-        pool = Pool(plan(policy, 2), 1.0, tmp_path / "logs")
+        pool = Pool(plan(policy, 2), 4.0, tmp_path / "logs")
         with caplog.at_level(logging.WARNING, "sparring.rollout"):
             blocks = played(pool, policy, 4)
         assert len(blocks) == 8
@@ -116,6 +118,41 @@ class TestPool:
         if trouble == "hang":
             assert "odd_games.py" in told  # where it hung
             assert "_trouble" in told
+
+    def test_who_was_not_asked_is_not_late(self, tmp_path):
+        """Learning may take longer than the limit: a worker that waited meanwhile has done nothing wrong."""
+        policy = policy_for("CartPole-v1")
+        pool = Pool(plan(policy, 1), 5.0, tmp_path)
+        (worker,) = pool.workers
+        try:
+            pool.publish(policy)
+            pool.start()
+            pool.take()
+            worker.process.send_signal(signal.SIGSTOP)
+            pool.arena.beats[:] = worker.since = time.monotonic() - 100  # so long we have been learning
+            pool.start()
+            pool._look_for_hung()
+            worker.process.send_signal(signal.SIGCONT)
+            pool.take()
+            assert pool.replaced == 0
+        finally:
+            pool.close()
+
+    def test_the_hung_are_found_while_others_play_on(self, tmp_path, monkeypatch):
+        (tmp_path / "trouble").write_text("hang")
+        monkeypatch.setenv("ODD_TROUBLE", str(tmp_path / "trouble"))
+        policy = policy_for("odd_games:Odd-v0")
+        pool = Pool(plan(policy, 2), 2.0, tmp_path / "logs")
+        pool.publish(policy)
+        pool.start()
+        pool.start()
+        until = time.monotonic() + 60
+        try:
+            while pool.replaced == 0:
+                pool.release(pool.take())
+                assert time.monotonic() < until
+        finally:
+            pool.close()
 
     def test_a_game_that_always_dies_ends_the_run_with_its_last_words(self, tmp_path, monkeypatch):
         (tmp_path / "trouble").write_text("die always")

@@ -132,7 +132,7 @@ class _Worker:
         self.process: subprocess.Popen[bytes]
         self.control: Connection
         self.log: Path
-        self.born = 0.0
+        self.since = 0.0  # when we last asked it for something, or heard of it
 
 
 class Pool:
@@ -148,6 +148,7 @@ class Pool:
         self.arena = Arena(plan, mmap.mmap(self.memory.fileno(), size))
         self.workers = [_Worker(i) for i in range(plan.workers)]
         self._rounds = 0
+        self._next_look = 0.0
         for worker, state in zip(self.workers, states or [None] * plan.workers, strict=True):
             self._spawn(worker, state)
 
@@ -167,7 +168,7 @@ class Pool:
                 stderr=file,
             )
         worker.control = Connection(ours.detach())
-        worker.born = time.monotonic()
+        worker.since = time.monotonic()
         self.arena.beats[worker.index, 0] = 0.0
         packed = None if state is None else pack(state)
         order = Order(self.plan, worker.index, self.arena.size, worker.life, packed)
@@ -190,11 +191,14 @@ class Pool:
 
     def _grant(self, worker: _Worker, slot: int) -> None:
         worker.granted.append(slot)
+        worker.since = time.monotonic()
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # dead: `take` replaces it and asks again
             worker.control.send_bytes(bytes([slot]))
 
     def take(self) -> Block:
         while True:
+            if time.monotonic() >= self._next_look:
+                self._look_for_hung()
             by_control = {worker.control: worker for worker in self.workers}
             for control in wait(list(by_control), timeout=min(1.0, self.limit / 4)):
                 worker = by_control[control]  # type: ignore[index]  # we passed Connections, we get Connections
@@ -204,20 +208,22 @@ class Pool:
                     self._replace(worker, f"died (exit code {worker.process.wait()})")
                     continue
                 assert worker.granted.popleft() == message.slot
-                worker.failures = 0
+                worker.failures, worker.since = 0, time.monotonic()
                 lag = int(self.arena.version[0]) - message.version
                 rows = self.arena.block(worker.index, message.slot)
                 return Block(worker.index, message.slot, lag, rows, message.episodes)
-            self._look_for_hung()
 
     def _look_for_hung(self) -> None:
+        """Only who owes us something can be late, and only from when we asked: we may have been busy for long."""
         now = time.monotonic()
+        self._next_look = now + min(1.0, self.limit / 4)
         for worker in self.workers:
             beat = float(self.arena.beats[worker.index, 0])
-            limit, since = (self.limit, beat) if beat else (max(STARTING, self.limit), worker.born)
-            if worker.granted and now - since > limit:
+            limit = self.limit if beat else max(STARTING, self.limit)
+            silent = now - max(beat, worker.since)
+            if worker.granted and silent > limit and not worker.control.poll():
                 self._ask_where(worker)
-                self._replace(worker, f"gave no sign of life for {now - since:.0f} s and was killed")
+                self._replace(worker, f"gave no sign of life for {silent:.0f} s and was killed")
 
     def _ask_where(self, worker: _Worker) -> None:
         """Its traceback, into its log; given up after a second: it may be beyond answering."""

@@ -86,12 +86,14 @@ class Terminal:
         handler = RichHandler(console=self.console, show_path=False)  # or warnings would tear the picture
         root = logging.getLogger("sparring")
         root.addHandler(handler)
+        root.propagate = False
         try:
             with Live(console=self.console, auto_refresh=False) as self.live:
                 self.live.update(self._draw({}), refresh=True)
                 yield
         finally:
             root.removeHandler(handler)
+            root.propagate = True
 
     def row(self, row: Row) -> None:
         if (value := shown_return(row)) is not None:
