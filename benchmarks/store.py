@@ -11,12 +11,14 @@ import statistics
 import tempfile
 import time
 from collections import deque
+from concurrent.futures import Future
 from pathlib import Path
 
 import numpy as np
 
-from sparring.experience import Fragment, new_id
+from sparring.experience import Fragment, new_id, wire
 from sparring.games import Box, Discrete, Game
+from sparring.store import Outcome
 from sparring.store.sqlite import SqliteStore
 from sparring.store.tables import PAGE
 from sparring.store.writer import CHECKPOINT
@@ -28,77 +30,83 @@ CASES = {
 }
 
 
-def batches(game: Game, count: int) -> list[list[Fragment]]:
-    """An upload is one player's; episodes are five fragments long."""
+def uploads(game: Game, count: int) -> list[bytes]:
+    """Each is one player's, as it comes over the wire; episodes are five fragments long."""
+    begin = time.time()
     columns = [
         (os.urandom((STEPS + 1) * game.observation.element.itemsize), os.urandom(STEPS * game.action.element.itemsize))
         for _ in range(BATCH)
     ]
-    begin = time.time()
     floats = np.linspace(0, 1, STEPS, dtype="<f4").tobytes()
     return [
-        [
-            Fragment(
-                id=new_id(begin + (b * BATCH + i) / 1000),  # clients make them as time goes by
-                game=game.name,
-                schema=game.schema,
-                player=f"player-{b % PLAYERS}",
-                episode=f"{b}-{i // PER_EPISODE}",
-                start=i % PER_EPISODE * STEPS,
-                time=time.time(),
-                steps=STEPS,
-                obs=obs,
-                action=action,
-                reward=floats,
-                log_prob=floats,
-                terminated=i % PER_EPISODE == PER_EPISODE - 1,
-                model="bot",
-                version=b // 50,
-            )
-            for i, (obs, action) in enumerate(columns)
-        ]
+        wire.encode(
+            [
+                Fragment(
+                    id=new_id(begin + (b * BATCH + i) / 1000),  # clients make them as time goes by
+                    game=game.name,
+                    schema=game.schema,
+                    player=f"player-{b % PLAYERS}",
+                    episode=f"{b}-{i // PER_EPISODE}",
+                    start=i % PER_EPISODE * STEPS,
+                    time=begin,
+                    steps=STEPS,
+                    obs=obs,
+                    action=action,
+                    reward=floats,
+                    log_prob=floats,
+                    terminated=i % PER_EPISODE == PER_EPISODE - 1,
+                    model="bot",
+                    version=b // 50,
+                )
+                for i, (obs, action) in enumerate(columns)
+            ]
+        )
         for b in range(count)
     ]
 
 
-def bare(path: Path, game: Game, work: list[list[Fragment]]) -> float:
+def bare(path: Path, game: Game, work: list[bytes]) -> float:
     """Seconds SQLite needs for the same columns, one blob to a fragment, in one table with an integer key."""
-    blobs = [[(f.obs + f.action + f.reward + (f.log_prob or b""),) for f in batch] for batch in work]
     db = sqlite3.connect(path, isolation_level=None)
     for pragma in (f"page_size = {PAGE}", "journal_mode = WAL", "synchronous = FULL", "cache_size = -16384"):
         db.execute(f"PRAGMA {pragma}")
+    db.execute("PRAGMA secure_delete = ON")
     db.execute(f"PRAGMA wal_autocheckpoint = {CHECKPOINT // PAGE}")
     db.execute("CREATE TABLE t (id INTEGER PRIMARY KEY, blob BLOB)")
-    begin = time.perf_counter()
-    for batch in blobs:
+    seconds = 0.0
+    for upload in work:
+        rows = [(f.obs + f.action + f.reward + (f.log_prob or b""),) for f in wire.decode(upload)]
+        begin = time.perf_counter()
         db.execute("BEGIN IMMEDIATE")
-        db.executemany("INSERT INTO t (blob) VALUES (?)", batch)
+        db.executemany("INSERT INTO t (blob) VALUES (?)", rows)
         db.execute("COMMIT")
-    seconds = time.perf_counter() - begin
+        seconds += time.perf_counter() - begin
     db.close()
     return seconds
 
 
-def append(path: Path, game: Game, work: list[list[Fragment]]) -> float:
+def append(path: Path, game: Game, work: list[bytes]) -> float:
     """One caller who waits for every acknowledgement."""
     store = SqliteStore(path)
     store.register(game)
-    begin = time.perf_counter()
-    for batch in work:
-        store.append(batch)
-    seconds = time.perf_counter() - begin
+    seconds = 0.0
+    for upload in work:
+        fragments = wire.decode(upload)
+        begin = time.perf_counter()
+        store.append(fragments)
+        seconds += time.perf_counter() - begin
     store.close()
     return seconds
 
 
-def submit(path: Path, game: Game, work: list[list[Fragment]]) -> float:
-    """A gateway: eight batches on their way at any time."""
+def submit(path: Path, game: Game, work: list[bytes]) -> float:
+    """A gateway: eight uploads on their way at any time; decoding them is in the time."""
     store = SqliteStore(path)
     store.register(game)
     begin = time.perf_counter()
-    waiting = deque()
-    for batch in work:
-        waiting.append(store.submit(batch))
+    waiting: deque[Future[list[Outcome]]] = deque()
+    for upload in work:
+        waiting.append(store.submit(wire.decode(upload)))
         if len(waiting) == 8:
             waiting.popleft().result()
     for future in waiting:
@@ -108,7 +116,7 @@ def submit(path: Path, game: Game, work: list[list[Fragment]]) -> float:
     return seconds
 
 
-def tail(path: Path, game: Game, work: list[list[Fragment]]) -> float:
+def tail(path: Path, game: Game, work: list[bytes]) -> float:
     """A trainer reads what `submit` left."""
     store = SqliteStore(path, readonly=True)
     begin = time.perf_counter()
@@ -130,8 +138,8 @@ def main() -> None:
     print("| observation | what | fragments/s | steps/s | MB/s | of bare SQLite |")
     print("|---|---|---|---|---|---|")
     for name, (game, count) in CASES.items():
-        work = batches(game, count)
-        size = sum(len(f.obs) + len(f.action) + len(f.reward) + len(f.log_prob or b"") for f in work[0]) * count
+        work = uploads(game, count)
+        sizes = [len(f.obs) + len(f.action) + len(f.reward) + len(f.log_prob or b"") for f in wire.decode(work[0])]
         seconds: dict[str, list[float]] = {"bare SQLite": [], "append": [], "submit, 8 in flight": [], "tail": []}
         for _ in range(options.rounds):
             with tempfile.TemporaryDirectory(dir=options.dir) as folder:
@@ -143,7 +151,7 @@ def main() -> None:
             ratio = statistics.median(b / t for b, t in zip(seconds["bare SQLite"], times, strict=True))
             rate = BATCH * count / statistics.median(times)
             print(f"| {name} | {what} | {rate:,.0f} | {rate * STEPS:,.0f} | ", end="")
-            print(f"{size / 1e6 / statistics.median(times):,.0f} | {ratio:.2f} |", flush=True)
+            print(f"{sum(sizes) * count / 1e6 / statistics.median(times):,.0f} | {ratio:.2f} |", flush=True)
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 episode is complete. One rule for all stores, so that they cannot disagree."""
 
 from collections.abc import Sequence
+from itertools import accumulate
 
 import msgspec
 import numpy as np
@@ -34,7 +35,7 @@ class Unfinished(msgspec.Struct):
         """Whether the episode is complete now."""
         self.steps += fragment.steps
         self.ret += ret
-        if fragment.ended:
+        if fragment.terminated or fragment.truncated:
             self.length = fragment.start + fragment.steps
             self.model, self.version = fragment.model, fragment.version
         return self.steps == self.length
@@ -45,7 +46,7 @@ def returns(fragments: Sequence[Fragment]) -> list[float]:
     if not fragments:
         return []
     rewards = np.frombuffer(b"".join([f.reward for f in fragments]), REWARD)
-    starts = np.cumsum([0] + [f.steps for f in fragments[:-1]])
+    starts = list(accumulate([f.steps for f in fragments[:-1]], initial=0))
     sums: list[float] = np.add.reduceat(rewards, starts, dtype=np.float64).tolist()
     return sums
 

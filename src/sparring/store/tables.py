@@ -417,8 +417,9 @@ class _Episodes:
         stored = self.find(list({name for name, _, _, _ in self.parts}))
         self.unfinished.update(stored)
         for name, f, ret, seq in self.parts:
-            episode = self.unfinished.get(name) or Unfinished()
-            self.unfinished[name] = episode
+            episode = self.unfinished.get(name)
+            if episode is None:
+                self.unfinished[name] = episode = Unfinished()
             if episode.add(f, ret):
                 self.complete.append((seq, *name, episode.steps, episode.ret, self.now, episode.model, episode.version))
                 self.unfinished[name] = None
