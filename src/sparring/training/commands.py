@@ -167,7 +167,7 @@ def runs(
 
     table = Table(box=None)
     for column in ("run", "game", "algorithm", "seed", "steps", "steps/s", "return", "evaluation", "time"):
-        table.add_column(column, no_wrap=column == "run", overflow="fold")
+        table.add_column(column, no_wrap=True, justify="left" if column in ("run", "game", "algorithm") else "right")
     for run in list_runs(root):
         e, rows = run.experiment, run.rows()
         last = {key: value for row in rows for key, value in row.items()}
@@ -180,7 +180,9 @@ def runs(
         )  # fmt: skip
     if not table.rows:
         raise InputError(f"there are no runs below {root}")
-    Console().print(table)
+    console = Console()
+    console.width = max(console.width, console.measure(table, options=console.options.update(width=500)).maximum)
+    console.print(table)  # as wide as it is: half a number helps nobody
 
 
 def policy_of(target: str, registry: str) -> "Policy":

@@ -95,11 +95,11 @@ def _draw(axes: Any, line: Curve, label: str) -> None:
 
 
 def _draw_phases(axes: Any, told: dict[str, list[Run]]) -> None:
-    """Seconds per iteration by phase; the first iteration, which compiles, is left out."""
+    """Seconds per iteration by phase; medians, since an early iteration compiles."""
     bottom = np.zeros(len(told))
-    rows = [[row for run in members for row in (run.rows()[1:] or run.rows())] for members in told.values()]
+    rows = [[row for run in members for row in run.rows()] for members in told.values()]
     for phase in PHASES:
-        seconds = np.array([np.mean([row.get(f"time/{phase}_s", 0.0) for row in group]) for group in rows])
+        seconds = np.array([np.median([row.get(f"time/{phase}_s", 0.0) for row in group]) for group in rows])
         axes.bar(range(len(told)), seconds, bottom=bottom, label=phase)
         bottom += seconds
     axes.set_xticks(range(len(told)), list(told), rotation=20, ha="right", fontsize=7)
