@@ -1,5 +1,5 @@
-"""Learning from what players sent: takes fragments in, makes as many updates as the experience allows, and can be
-saved and restored. One learner per game; it knows the algorithm, not where fragments come from."""
+"""A learner: an algorithm with its state. Here are what all have in common, and those fed from the store, which make as
+many updates as the experience allows. They know the algorithm, not where fragments come from."""
 
 import time
 from collections import deque
@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from sparring.experience import Fragment
@@ -18,18 +19,18 @@ from sparring.networks.policy import Policy
 from sparring.networks.spec import feature_shape
 from sparring.training.checkpoint import flatten, unflatten
 
-__all__ = ["Learner", "ReplayLearner", "StreamLearner", "create"]
+__all__ = ["Learner", "ReplayLearner", "StoreLearner", "StreamLearner", "create"]
 
 FUSED = 32  # updates per call: large enough to hide the dispatch, small enough to stay responsive
 DEBT_LIMIT = 20_000  # updates owed at most: when players outrun the learner, the newest experience matters
 
 
-def create(algorithm: Any, seed: int = 0) -> "Learner":
+def create(algorithm: Any, seed: int = 0) -> "StoreLearner":
     return (StreamLearner if algorithm.on_policy else ReplayLearner)(algorithm, seed)
 
 
 class Learner:
-    """An algorithm's state, its normaliser and what it has seen."""
+    """An algorithm's state, normaliser and counters: what every way to learn has, and a checkpoint holds."""
 
     def __init__(self, algorithm: Any, seed: int = 0) -> None:
         self.algorithm, self.config, self.game = algorithm, algorithm.config, algorithm.game
@@ -37,8 +38,56 @@ class Learner:
         self.rng = np.random.default_rng(seed)
         shape = feature_shape(self.game.observation)
         self.normaliser = Normaliser(shape) if self.config.normalise and len(shape) == 1 else None
-        self.steps = self.fragments = self.updates = 0  # since the beginning, across restarts
+        self.steps = self.updates = 0  # since the beginning, across restarts
         self.metrics: dict[str, float] = {}
+
+    @property
+    def exploration(self) -> float:
+        return float(self.algorithm.exploration(self.steps))
+
+    def policy(self) -> Policy:
+        policy: Policy = self.algorithm.policy(self.state, self.normaliser_params, self.exploration)
+        return policy
+
+    @property
+    def normaliser_params(self) -> dict[str, Array]:
+        return {} if self.normaliser is None else self.normaliser.params
+
+    def apply(self, data: Any) -> dict[str, Any]:
+        """One call of the algorithm's update. Its metrics are computed in the background: `note` waits for them."""
+        self.state, metrics = self.algorithm.update(self.state, self.normaliser_params, data)
+        return dict(metrics)
+
+    def note(self, metrics: dict[str, Any]) -> None:
+        self.metrics = {name: float(value) for name, value in metrics.items()}
+
+    def save(self) -> tuple[dict[str, Array], dict[str, Any]]:
+        arrays = flatten(self.state, "state")
+        if self.normaliser is not None:
+            arrays |= {"normaliser.mean": self.normaliser.mean, "normaliser.var": self.normaliser.var}
+        meta = {
+            "steps": self.steps,
+            "updates": self.updates,
+            "rng": self.rng.bit_generator.state,
+            "normaliser_count": self.normaliser.count if self.normaliser else 0.0,
+        }
+        return arrays, meta
+
+    def restore(self, arrays: dict[str, Array], meta: dict[str, Any]) -> None:
+        self.state = jax.tree.map(jnp.asarray, unflatten(self.state, arrays, "state"))
+        if self.normaliser is not None:
+            self.normaliser.mean, self.normaliser.var = arrays["normaliser.mean"], arrays["normaliser.var"]
+            self.normaliser.count = meta["normaliser_count"]
+        self.steps, self.updates = meta["steps"], meta["updates"]
+        self.rng.bit_generator.state = meta["rng"]
+
+
+class StoreLearner(Learner):
+    """Learns from what players sent, fragment by fragment."""
+
+    def __init__(self, algorithm: Any, seed: int = 0) -> None:
+        super().__init__(algorithm, seed)
+        self.fragments = 0
 
     def take(self, fragments: Sequence[Fragment], before: int) -> None:
         """Fragments that lie behind the store's cursor `before`."""
@@ -78,49 +127,18 @@ class Learner:
     def _update(self) -> int:
         raise NotImplementedError
 
-    @property
-    def exploration(self) -> float:
-        return float(self.algorithm.exploration(self.steps))
-
-    def policy(self) -> Policy:
-        policy: Policy = self.algorithm.policy(self.state, self.normaliser_params, self.exploration)
-        return policy
-
-    @property
-    def normaliser_params(self) -> dict[str, Array]:
-        return {} if self.normaliser is None else self.normaliser.params
-
-    def _apply(self, data: Any) -> None:
-        self.state, metrics = self.algorithm.update(self.state, self.normaliser_params, data)
-        self.metrics = {name: float(value) for name, value in metrics.items()}
-
     def save(self) -> tuple[dict[str, Array], dict[str, Any]]:
         """Everything but the experience, which the store has."""
-        arrays = flatten(self.state, "state")
-        if self.normaliser is not None:
-            arrays |= {"normaliser.mean": self.normaliser.mean, "normaliser.var": self.normaliser.var}
-        meta = {
-            "algorithm": self.algorithm.name,
-            "schema": self.game.schema,
-            "steps": self.steps,
-            "fragments": self.fragments,
-            "updates": self.updates,
-            "normaliser_count": self.normaliser.count if self.normaliser else 0.0,
-            "rng": self.rng.bit_generator.state,
-            "window_start": self.window_start,
-        }
-        return arrays, meta
+        arrays, meta = super().save()
+        kind = {"algorithm": self.algorithm.name, "schema": self.game.schema}
+        return arrays, meta | kind | {"fragments": self.fragments, "window_start": self.window_start}
 
     def restore(self, arrays: dict[str, Array], meta: dict[str, Any]) -> None:
-        self.state = unflatten(self.state, arrays, "state")
-        if self.normaliser is not None:
-            self.normaliser.mean, self.normaliser.var = arrays["normaliser.mean"], arrays["normaliser.var"]
-            self.normaliser.count = meta["normaliser_count"]
-        self.steps, self.fragments, self.updates = meta["steps"], meta["fragments"], meta["updates"]
-        self.rng.bit_generator.state = meta["rng"]
+        super().restore(arrays, meta)
+        self.fragments = meta["fragments"]
 
 
-class ReplayLearner(Learner):
+class ReplayLearner(StoreLearner):
     """Off-policy: from a window of the newest experience, so many updates per step of it."""
 
     def __init__(self, algorithm: Any, seed: int = 0) -> None:
@@ -174,7 +192,7 @@ class ReplayLearner(Learner):
 
     def _update(self) -> int:
         c = self.config
-        self._apply(self.replay.sample(self.rng, FUSED, c.batch, gamma=c.gamma, n_step=c.n_step))
+        self.note(self.apply(self.replay.sample(self.rng, FUSED, c.batch, gamma=c.gamma, n_step=c.n_step)))
         self.debt -= FUSED
         return FUSED
 
@@ -193,7 +211,7 @@ class ReplayLearner(Learner):
         self.debt = meta["debt"]
 
 
-class StreamLearner(Learner):
+class StreamLearner(StoreLearner):
     """On-policy: each step of experience once, the newest first to count. The recorded log-probabilities tell the
     algorithm how old the policies were that acted."""
 
@@ -230,7 +248,7 @@ class StreamLearner(Learner):
             fragments.append(self._waiting.popleft())
         columns = [f.columns(self.game) for f in fragments]
         data = pack(self.game, columns, [f.terminated for f in fragments], steps=self.config.steps)
-        self._apply(data)
+        self.note(self.apply(data))
         if self.normaliser is not None:
             self.normaliser.observe(data.obs[:, :-1][data.mask])
         return 1

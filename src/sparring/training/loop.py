@@ -130,7 +130,7 @@ class Loop:
                 f"{path} belongs to {found[0]} on a game of schema {found[1]}, "
                 f"this is {self.experiment.name} on {game.name} of schema {game.schema}"
             )
-        self.states = self.trainee.restore(arrays, meta["trainee"])
+        self.states = self.trainee.resume(arrays, meta["trainee"])
         self.iteration, self.before, self.evaluation = meta["iteration"], meta["seconds"], meta["evaluation"]
         self.saved = self.iteration
 

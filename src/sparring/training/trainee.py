@@ -5,7 +5,6 @@ from pathlib import Path
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from sparring.errors import InputError
@@ -13,11 +12,8 @@ from sparring.experience.replay import END, TERMINAL, Replay, encode_action, enc
 from sparring.experience.trajectories import Trajectories
 from sparring.games import Box
 from sparring.games.spec import Array
-from sparring.networks.functions import Normaliser
-from sparring.networks.policy import Policy
-from sparring.networks.spec import feature_shape
-from sparring.training.checkpoint import flatten, unflatten
 from sparring.training.experiment import Experiment
+from sparring.training.learner import Learner
 from sparring.training.metrics import Episodes, Phases, Row
 from sparring.training.rollout import Block, Source, open_source, plan_for
 
@@ -27,20 +23,14 @@ FUSED_BYTES = 64 << 20  # of batches at most for one call
 States = list[dict[str, Array] | None]
 
 
-class Trainee:
+class Trainee(Learner):
     """What both ways have in common."""
 
     def __init__(self, experiment: Experiment, algorithm: Any, logs: Path) -> None:
-        self.experiment, self.algorithm, self.config = experiment, algorithm, algorithm.config
-        self.game, self.logs = algorithm.game, logs
-        self.state = algorithm.init(jax.random.key(experiment.seed))
-        self.rng = np.random.default_rng(experiment.seed)
-        shape = feature_shape(self.game.observation)
-        self.normaliser = Normaliser(shape) if self.config.normalise and len(shape) == 1 else None
+        super().__init__(algorithm, experiment.seed)
+        self.experiment, self.logs = experiment, logs
         self.phases, self.episodes = Phases(), Episodes()
-        self.steps = self.updates = 0
         self.lag = 0
-        self.metrics: Row = {}
         self.source: Source | None = None
 
     def iterate(self) -> Row:
@@ -68,18 +58,6 @@ class Trainee:
         self.source = open_source(plan, rollout.workers, rollout.limit, self.logs, states)
         return self.source
 
-    def policy(self) -> Policy:
-        policy: Policy = self.algorithm.policy(self.state, self.normaliser_params, self.exploration)
-        return policy
-
-    @property
-    def exploration(self) -> float:
-        return float(self.algorithm.exploration(self.steps))
-
-    @property
-    def normaliser_params(self) -> dict[str, Array]:
-        return {} if self.normaliser is None else self.normaliser.params
-
     def _row(self) -> Row:
         row: Row = {"steps": self.steps, "updates": self.updates, **self.episodes.take(), **self.phases.take()}
         row |= {"policy/exploration": self.exploration, "policy/lag": self.lag}
@@ -88,31 +66,16 @@ class Trainee:
         return row | self.metrics
 
     def save(self) -> tuple[dict[str, Array], dict[str, Any]]:
-        arrays = flatten(self.state, "state")
-        if self.normaliser is not None:
-            arrays |= {"normaliser.mean": self.normaliser.mean, "normaliser.var": self.normaliser.var}
+        arrays, meta = super().save()
         states = self.source.state() if self.source is not None else []
         for worker, state in enumerate(states):
             arrays |= {f"worker.{worker}.{name}": array for name, array in (state or {}).items()}
-        meta = {
-            "steps": self.steps,
-            "updates": self.updates,
-            "rng": self.rng.bit_generator.state,
-            "normaliser_count": self.normaliser.count if self.normaliser else 0.0,
-            "episodes": self.episodes.count,
-            "recent": self.episodes.recent,
-            "workers": len(states),
-        }
-        return arrays, meta
+        play = {"episodes": self.episodes.count, "recent": self.episodes.recent, "workers": len(states)}
+        return arrays, meta | play
 
-    def restore(self, arrays: dict[str, Array], meta: dict[str, Any]) -> States:
-        """Everything but the workers, whose states are returned for `open`."""
-        self.state = jax.tree.map(jnp.asarray, unflatten(self.state, arrays, "state"))
-        if self.normaliser is not None:
-            self.normaliser.mean, self.normaliser.var = arrays["normaliser.mean"], arrays["normaliser.var"]
-            self.normaliser.count = meta["normaliser_count"]
-        self.steps, self.updates = meta["steps"], meta["updates"]
-        self.rng.bit_generator.state = meta["rng"]
+    def resume(self, arrays: dict[str, Array], meta: dict[str, Any]) -> States:
+        """`restore`, and the workers' states for `open`."""
+        self.restore(arrays, meta)
         self.episodes.count = meta["episodes"]
         self.episodes.recent = [(ret, length) for ret, length in meta["recent"]]
         states: States = []
@@ -125,9 +88,6 @@ class Trainee:
     def close(self) -> None:
         if self.source is not None:
             self.source.close()
-
-    def _learned(self, metrics: dict[str, Any]) -> None:
-        self.metrics = {name: float(value) for name, value in metrics.items()}
 
 
 class OffPolicy(Trainee):
@@ -190,12 +150,12 @@ class OffPolicy(Trainee):
             with self.phases("load"):
                 batches = self.replay.sample(self.rng, self.fused, c.batch, gamma=c.gamma, n_step=c.n_step)
             with self.phases("learn"):
-                self.state, metrics = self.algorithm.update(self.state, self.normaliser_params, batches)
+                metrics = self.apply(batches)
             self.debt -= self.fused
             self.updates += self.fused
         if metrics is not None:
             with self.phases("learn"):  # JAX computes in the background: only asking for a result waits for it
-                self._learned(metrics)
+                self.note(metrics)
                 jax.block_until_ready(self.state)  # type: ignore[no-untyped-call]  # JAX's
 
     def save(self) -> tuple[dict[str, Array], dict[str, Any]]:
@@ -204,14 +164,13 @@ class OffPolicy(Trainee):
         arrays |= {f"replay.{name}": getattr(r, name)[: r.rows] for name in ("obs", "action", "reward", "kind")}
         return arrays, meta | {"debt": self.debt, "replay": [r.head, r.rows, r.transitions]}
 
-    def restore(self, arrays: dict[str, Array], meta: dict[str, Any]) -> States:
-        states = super().restore(arrays, meta)
+    def restore(self, arrays: dict[str, Array], meta: dict[str, Any]) -> None:
+        super().restore(arrays, meta)
         r = self.replay
         r.head, r.rows, r.transitions = meta["replay"]
         for name in ("obs", "action", "reward", "kind"):
             getattr(r, name)[: r.rows] = arrays[f"replay.{name}"]
         self.debt = meta["debt"]
-        return states
 
 
 class OnPolicy(Trainee):
@@ -254,8 +213,8 @@ class OnPolicy(Trainee):
             if self.overlap:
                 source.start()
         with self.phases("learn"):
-            self.state, metrics = self.algorithm.update(self.state, self.normaliser_params, data)
-            self._learned(metrics)
+            metrics = self.apply(data)
+            self.note(metrics)
             jax.block_until_ready(self.state)  # type: ignore[no-untyped-call]  # JAX's
         with self.phases("update"):
             # Only now: the update must see observations as the policy saw them that acted.
