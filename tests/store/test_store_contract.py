@@ -113,7 +113,7 @@ class TestAppend:
         ids=lambda change: next(iter(change)),
     )
     def test_the_same_id_with_any_other_content_is_a_conflict(self, store: Store, change: dict[str, object]) -> None:
-        first = fragment(reward=np.ones(3, "<f4").tobytes())
+        first = fragment(reward=np.ones(3, "<f4").tobytes(), action=np.ones(3, "<i4").tobytes())
         store.append([first])
         assert store.append([msgspec.structs.replace(first, **change)]) == [CONFLICT]
         assert everything(store) == [first]
@@ -122,14 +122,22 @@ class TestAppend:
         store.append([fragment(id="same")])
         assert store.append([fragment(game=MAZE, id="same")]) == [CONFLICT]
 
-    @pytest.mark.parametrize("stray", [fragment(game=Game("chess", Box((4,)), Discrete(2))), fragment(schema="old")])
+    @pytest.mark.parametrize(
+        "stray",
+        [
+            fragment(game=Game("chess", Box((4,)), Discrete(2))),
+            fragment(game=Game("chess", Box((4,)), Discrete(2)), schema=""),
+            fragment(schema="old"),
+            fragment(schema=""),
+        ],
+    )
     def test_a_fragment_of_no_registered_game_refuses_its_batch_only(self, store: Store, stray: Fragment) -> None:
         before, after = store.submit([fragment()]), store.submit([fragment(), stray])
         last = store.submit([fragment()])
         assert before.result(20) == last.result(20) == [STORED]
         with pytest.raises(InputError, match=stray.game):
             after.result(20)
-        with pytest.raises(InputError, match=stray.schema):
+        with pytest.raises(InputError, match=f"schema {stray.schema!r}"):
             store.append([stray])
         assert len(everything(store)) == 2
 

@@ -66,6 +66,7 @@ class SqliteStore:
     def erase(self, game: str, player: str) -> int:
         """Some at a time, so that appends get through in between; then the bytes are removed from the files too."""
         writer = self._writing()
+        writer.note_refusals()  # the player's may still be on their way
         erased = 0
         while some := writer.call(lambda db: tables.erase(db, game, player)):
             erased += some

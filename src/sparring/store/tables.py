@@ -301,7 +301,7 @@ def _append(
     answers: list[list[Outcome] | InputError] = []
     new: list[_New] = []
     for submission in submissions:
-        strays = [(name, schema) for name, schema in submission.games if games[name].schema != schema]
+        strays = [(name, schema) for name, schema in submission.games if games[name].schema != schema or not schema]
         if strays:
             answers.append(InputError("no game {!r} with schema {!r} is registered here".format(*strays[0])))
         else:
@@ -345,18 +345,19 @@ def _insert(db: sqlite3.Connection, new: list[_New], games: dict[str, Shelf], no
     tallies = _sums(new)
     for (game, *tally), total in tallies.items():
         _count(db, games[game].key, tally, total, now)
+    players = {(game, name): total for (game, kind, name, _), total in tallies.items() if kind == PLAYER}
     places = {name: game.key * PLACES + game.place for name, game in games.items()}
     episodes = _Episodes(db, now)
     rows = []
     for f, body, ret, _ in new:
-        player = tallies[f.game, PLAYER, f.player, -1]
+        player = players[f.game, f.player]
         places[f.game] = seq = places[f.game] + f.steps
         rows.append((seq, f.id, player.newest, f.steps, body))
         player.newest = seq
         episodes.add(f, ret, player.key, seq)
     _insert_rows(db, "fragment", rows)
     episodes.write()
-    newest = [(total.newest, total.key) for (_, kind, _, _), total in tallies.items() if kind == PLAYER]
+    newest = [(player.newest, player.key) for player in players.values()]
     db.executemany("UPDATE tally SET newest = ? WHERE key = ?", newest)
 
 

@@ -59,7 +59,9 @@ class Writer:
         self._checkpointer = tables.connect(path)  # the thread's own
         self._written = 0  # bytes of log since the last checkpoint, about
         self._scrub = False  # erased bytes may still be in the log
-        self._queue = threading.Condition()  # guards the rest
+        self._lock = threading.Lock()  # guards the rest
+        self._room = threading.Condition(self._lock)
+        self._call_thread = threading.Condition(self._lock)  # not the same: a thread woken for nothing takes the GIL
         self._closed = False
         self._pending: deque[_Append | _Call[Any]] = deque()
         self._pending_bytes = 0
@@ -100,16 +102,34 @@ class Writer:
 
     def refuse(self, refusal: Refusal) -> None:
         """Never waits: of a flood only the newest are kept, like on disk; all are counted."""
-        with self._queue:
+        with self._lock:
             self._require_open()
             self._refusals.append(refusal)
             self._refused[refusal[1]] += 1
         self._want_thread()
 
+    def note_refusals(self) -> None:
+        """Writes those there are; afterwards none from before the call is on its way."""
+        with self._turn:
+            with self._lock:
+                refusals, self._refusals = self._refusals, deque(maxlen=tables.QUARANTINE)
+                counts, self._refused = self._refused, Counter()
+            if not refusals:
+                return
+            try:
+                with tables.transaction(self._db):
+                    tables.note(self._db, refusals, counts)
+            except sqlite3.Error as error:
+                log.warning("%d refused fragments are not noted in %s yet: %s", counts.total(), self.path, error)
+                with self._lock:  # again with the next work
+                    refusals.extend(self._refusals)
+                    self._refusals = refusals
+                    self._refused.update(counts)
+
     def close(self) -> None:
-        with self._queue:
+        with self._lock:
             self._closed = True
-            self._queue.notify_all()
+            self._call_thread.notify()
         self._thread.join()
 
     def _finish(self, work: "_Append | _Call[Any]") -> Any:
@@ -120,20 +140,20 @@ class Writer:
         return work.future.result()
 
     def _put(self, work: "_Append | _Call[Any]", *, wait: bool) -> None:
-        with self._queue:
+        with self._lock:
             self._require_open()
             while self._pending and self._pending_bytes + work.size > PENDING:
                 if not wait:
                     raise StoreBusy(f"{self._pending_bytes >> 20} MiB are waiting to be written: try again in a second")
-                self._queue.wait()
+                self._room.wait()
                 self._require_open()
             self._pending.append(work)
             self._pending_bytes += work.size
 
     def _want_thread(self) -> None:
-        with self._queue:
+        with self._lock:
             self._wanted = True
-            self._queue.notify_all()
+            self._call_thread.notify()
 
     def _require_open(self) -> None:
         if self._closed:
@@ -159,8 +179,8 @@ class Writer:
         """The appends of the next transaction, and the call that comes after them, if one does."""
         appends: list[_Append] = []
         size = 0
-        with self._queue:
-            self._queue.notify_all()
+        with self._lock:
+            self._room.notify_all()
             while self._pending and size + self._pending[0].size <= max(GROUP, self._pending[0].size):
                 work = self._pending.popleft()
                 self._pending_bytes -= work.size
@@ -225,34 +245,18 @@ class Writer:
             while self._await_work():
                 with self._turn:
                     self._work()
-                self._note_refusals()
+                self.note_refusals()
                 self._checkpoint_aside()
         finally:
             self._abandon()
 
     def _await_work(self) -> bool:
         """False when there will be none any more."""
-        with self._queue:
+        with self._lock:
             while not (self._wanted or self._closed):
-                self._queue.wait()
+                self._call_thread.wait()
             wanted, self._wanted = self._wanted, bool(self._pending)
             return wanted or bool(self._pending)
-
-    def _note_refusals(self) -> None:
-        with self._queue:
-            refusals, self._refusals = self._refusals, deque(maxlen=tables.QUARANTINE)
-            counts, self._refused = self._refused, Counter()
-        if not refusals:
-            return
-        try:
-            with self._turn, tables.transaction(self._db):
-                tables.note(self._db, refusals, counts)
-        except sqlite3.Error as error:
-            log.warning("%d refused fragments are not noted in %s yet: %s", counts.total(), self.path, error)
-            with self._queue:  # again with the next work
-                refusals.extend(self._refusals)
-                self._refusals = refusals
-                self._refused.update(counts)
 
     def _checkpoint_aside(self) -> None:
         """Most of it while others write; only the rest, and with it the log's new beginning, takes the turn."""
@@ -266,10 +270,10 @@ class Writer:
             self._checkpoint()
 
     def _abandon(self) -> None:
-        with self._queue:
+        with self._lock:
             self._closed = True
             left, self._pending = self._pending, deque()
-            self._queue.notify_all()
+            self._room.notify_all()
         for work in left:
             if work.future.set_running_or_notify_cancel():
                 work.future.set_exception(SparringError(f"the store {self.path} stopped before this was written"))
