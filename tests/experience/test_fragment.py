@@ -1,4 +1,4 @@
-"""The fragment itself: its id, its digest, its columns."""
+"""The fragment itself: its id, its columns."""
 
 import time
 import uuid
@@ -51,56 +51,6 @@ def test_ids_are_uuids_of_version_7() -> None:
     for _ in range(100):
         made = uuid.UUID(new_id())
         assert (made.version, made.variant) == (7, uuid.RFC_4122)
-
-
-# Digests
-
-OTHERS: dict[str, Any] = {
-    "game": "h",
-    "schema": "0" * 16,
-    "player": "bob",
-    "episode": "f",
-    "start": 1,
-    "time": 1e9 + 1e-6,
-    "steps": 4,
-    "obs": bytes(32),
-    "action": bytes(12),
-    "reward": bytes(12),
-    "terminated": True,
-    "truncated": True,
-    "log_prob": bytes(12),
-    "model": "bat",
-    "version": 2,
-}
-
-
-def test_every_field_but_the_id_is_in_the_digest() -> None:
-    assert {"id", *OTHERS} == set(Fragment.__struct_fields__)
-    digests = [fragment().digest(), *(fragment(**{name: value}).digest() for name, value in OTHERS.items())]
-    digests.append(fragment(terminated=True, truncated=True).digest())
-    assert len(set(digests)) == len(OTHERS) + 2
-    assert fragment(id="another").digest() == fragment().digest()
-
-
-def test_every_byte_of_the_columns_is_in_the_digest() -> None:
-    here = fragment(log_prob=bytes(12))
-    seen = {here.digest()}
-    for name in ("obs", "action", "reward", "log_prob"):
-        buffer = getattr(here, name)
-        for place in range(len(buffer)):
-            changed = bytearray(buffer)
-            changed[place] ^= 0x10
-            seen.add(msgspec.structs.replace(here, **{name: bytes(changed)}).digest())
-    assert len(seen) == 1 + 32 + 12 + 12 + 12
-
-
-def test_digests_stay_the_same() -> None:
-    """Stores keep them: after a change, every upload that comes again would look like another."""
-    assert fragment(schema="0" * 16).digest().hex() == "163024792fae8ec00daa700238f5288d"
-
-
-def test_the_order_of_names_matters() -> None:
-    assert fragment(player="ann", episode="b").digest() != fragment(player="an", episode="nb").digest()
 
 
 # Columns

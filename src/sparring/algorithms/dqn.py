@@ -37,7 +37,7 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     learning_starts: Count = 500  # transitions before the first update
     updates_per_step: Positive = 0.25  # gradient steps per step of experience
     exploration_initial: Fraction = 1.0  # ε at the start …
-    exploration_final: Fraction = 0.02  # … and after
+    exploration_final: Fraction = 0.01  # … and after
     exploration_steps: Count = 8_000  # this many steps of experience
     normalise: bool = True  # observations to mean 0, deviation 1, inside the policy
     layers: tuple[Layer, ...] = (Dense(64), Dense(64))

@@ -1,7 +1,6 @@
 """A fragment: consecutive steps of one episode by one player, as columns. The unit of transport, storage and
 deduplication. Columns are raw little-endian buffers whose types the game's spaces give (see `games.spec`)."""
 
-import hashlib
 import os
 import time
 from dataclasses import dataclass
@@ -38,15 +37,6 @@ class Fragment(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_f
     @property
     def ended(self) -> bool:
         return self.terminated or self.truncated
-
-    def digest(self) -> bytes:
-        """Of everything but the id: an id seen again with another digest is a conflict, not a duplicate."""
-        h = hashlib.blake2b(digest_size=16)
-        h.update(f"{self.game}\0{self.schema}\0{self.player}\0{self.episode}\0{self.start}\0{self.steps}\0".encode())
-        h.update(f"{self.terminated}{self.truncated}\0{self.model}\0{self.version}\0{self.time!r}\0".encode())
-        for part in (self.obs, self.action, self.reward, self.log_prob or b""):
-            h.update(part)
-        return h.digest()
 
     def columns(self, game: Game) -> "Columns":
         """Views on the buffers, no copy. The fragment must have passed `validate.check`."""
