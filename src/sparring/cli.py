@@ -1,6 +1,8 @@
 """The command line. Thin: parses, calls, prints. Heavy parts load inside the commands that need them."""
 
+import itertools
 import sys
+from collections import deque
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
@@ -119,6 +121,7 @@ def play(
     seed: Annotated[int | None, typer.Option(help="Fixes games and exploration.")] = None,
 ) -> None:
     """Mock players: play the newest bot and upload what they see, from any machine."""
+    import signal
     import threading
 
     from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
@@ -126,50 +129,37 @@ def play(
     from sparring.client import players as mock
     from sparring.terminal import number
 
-    stop, returns = threading.Event(), list[float]()
-    result: list[mock.Summary | BaseException] = []
+    stop, returns = threading.Event(), deque[float](maxlen=20)
+
+    def interrupted(*_: object) -> None:
+        stop.set()  # ends the round and sends what is recorded; a second Ctrl-C does not wait for that
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+
+    for sig in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(sig, interrupted)
     columns = SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn()
     with Progress(*columns, transient=True) as progress:
-        task = progress.add_task("playing…", total=None if episodes is None else episodes * players)
+        task = progress.add_task("playing…", total=None)
+        played = itertools.count(1)
 
         def on_episode(episode: mock.Episode) -> None:
             returns.append(episode.ret)
-            mean = sum(returns[-20:]) / len(returns[-20:])
-            progress.update(
-                task,
-                advance=1,
-                description=f"{len(returns)} episodes, newest version {episode.version}, mean return {number(mean)}",
-            )
+            mean = number(sum(returns) / len(returns))
+            text = f"{next(played)} episodes, newest version {episode.version}, mean return {mean}"
+            progress.update(task, description=text)
 
-        def run() -> None:
-            try:
-                result.append(
-                    mock.play(
-                        game,
-                        server,
-                        players=players,
-                        episodes=episodes,
-                        explore=explore,
-                        stop=stop,
-                        seed=seed,
-                        prefix=prefix,
-                        rate=rate,
-                        on_episode=on_episode,
-                    )
-                )
-            except BaseException as error:  # noqa: BLE001  # handed to the main thread, which raises it
-                result.append(error)
-
-        thread = threading.Thread(target=run)
-        thread.start()
-        try:
-            thread.join()
-        except KeyboardInterrupt:
-            stop.set()
-            thread.join()
-    summary = result[0]
-    if isinstance(summary, BaseException):
-        raise summary
+        summary = mock.play(
+            game,
+            server,
+            players=players,
+            episodes=episodes,
+            explore=explore,
+            stop=stop,
+            seed=seed,
+            prefix=prefix,
+            rate=rate,
+            on_episode=on_episode,
+        )
     mean = "–" if summary.return_mean is None else number(summary.return_mean)
     Console().print(
         f"{summary.episodes} episodes, {number(summary.steps)} steps ({number(summary.steps_per_s)}/s), "

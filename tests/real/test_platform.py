@@ -170,6 +170,27 @@ def test_continuous_actions_are_learned_too(tmp_path: Path) -> None:
         assert -2 <= answer.json()["action"][0][0] <= 2
 
 
+def test_ctrl_c_ends_play_and_sends_what_was_recorded(tmp_path: Path) -> None:
+    with platform(tmp_path, "--no-train") as (url, _):
+        command = [*SPARRING, "play", "CartPole-v1", "--server", url, "--players", "2", "--rate", "100"]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as player:
+            until(lambda: get(url, "/v1/games") or None, "the game")
+            until(lambda: get(url, "/v1/games/CartPole-v1/stats")["stats"]["steps"] or None, "records")
+            player.send_signal(signal.SIGINT)
+            output, errors = player.communicate(timeout=60)
+        assert player.returncode == 0, errors
+        assert errors == ""
+        steps = re.search(r"([\d.]+)( k)? steps", output)
+        assert steps is not None, output
+        played = float(steps[1]) * (1000 if steps[2] else 1)
+
+        def arrived() -> bool | None:  # figures are renewed once a second
+            stored = get(url, "/v1/games/CartPole-v1/stats")["stats"]["steps"]
+            return True if stored == pytest.approx(played, rel=0.01) else None
+
+        until(arrived, f"{played} steps in the store", 20)
+
+
 def test_play_without_a_server_says_what_to_do() -> None:
     done = run("play", "CartPole-v1", "--server", "http://127.0.0.1:9", "--episodes", "1")
     assert done.returncode == 1
