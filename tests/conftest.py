@@ -1,6 +1,8 @@
 """Fixtures that several folders of tests share."""
 
+import os
 from collections.abc import Callable
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -8,6 +10,10 @@ import pytest
 from sparring.games import Game
 from sparring.networks.policy import Policy
 from sparring.networks.spec import Head, Layer, feature_shape, param_shapes
+
+# Compiling takes the longest of all in tests of learning: workers and runs share what one of them compiled.
+os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(Path(__file__).parent.parent / ".pytest_cache" / "jax"))
+os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.1")
 
 
 @pytest.fixture

@@ -1,5 +1,6 @@
 """The JAX form of networks: what the declarative layers compute, and how their arrays begin."""
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -24,17 +25,25 @@ ACTIVATIONS: dict[str, Callable[[jax.Array], jax.Array]] = {
 
 
 def init_params(key: jax.Array, shapes: dict[str, tuple[int, ...]], head_scale: float = 0.01) -> Params:
-    """Orthogonal weights with gain √2 (Saxe et al. 2014), zero biases; small heads: no action is preferred."""
+    """Orthogonal weights with gain √2 (Saxe et al. 2014), zero biases; small heads: no action is preferred.
+
+    Made on the host: JAX would compile a decomposition for every shape, which takes seconds."""
+    rng = np.random.default_rng(np.asarray(jax.random.key_data(key)).ravel())
     params: Params = {}
-    for name, k in zip(shapes, jax.random.split(key, len(shapes)), strict=True):
-        shape = shapes[name]
+    for name, shape in shapes.items():
         if name.endswith(".w"):
             gain = head_scale if "head." in name else 2**0.5
-            flat = jax.nn.initializers.orthogonal(gain)(k, (int(np.prod(shape[:-1])), shape[-1]))
-            params[name] = flat.reshape(shape)
+            params[name] = jnp.asarray(gain * _orthogonal(rng, math.prod(shape[:-1]), shape[-1]).reshape(shape))
         else:
-            params[name] = jnp.zeros(shape)
+            params[name] = jnp.asarray(np.zeros(shape, np.float32))
     return params
+
+
+def _orthogonal(rng: np.random.Generator, rows: int, columns: int) -> Array:
+    tall = rng.standard_normal((max(rows, columns), min(rows, columns)))
+    q, r = np.linalg.qr(tall)
+    q = (q * np.sign(np.diag(r))).astype(np.float32)  # so that every orthogonal matrix is as likely
+    return q if rows >= columns else q.T
 
 
 def torso(
