@@ -107,7 +107,6 @@ def test_bytes_changed_at_random_never_crash_the_check() -> None:
             if reason is None:
                 assert TINY.observation.problem(f.columns(TINY).obs) is None
                 assert np.isfinite(f.columns(TINY).reward).all()
-            f.digest()
     assert decoded > 300  # else this test says nothing
 
 
