@@ -1,5 +1,6 @@
 """PPO: its targets against brute force, its probabilities against the policy that acts, tiny games that it solves."""
 
+import math
 from functools import cache
 from typing import Any
 
@@ -10,7 +11,7 @@ import onnxruntime
 import pytest
 
 from sparring import algorithms
-from sparring.algorithms.ppo import PPO, Config, Rows, prepare, scale_rewards, vtrace
+from sparring.algorithms.ppo import PPO, Config, Rows, prepare, scale_rewards, shuffle, vtrace
 from sparring.errors import InputError
 from sparring.experience.fragment import Columns
 from sparring.experience.replay import encode_obs
@@ -18,7 +19,7 @@ from sparring.experience.trajectories import Trajectories, pack
 from sparring.export.onnx import render
 from sparring.games import Box, Discrete, Game, MultiDiscrete
 from sparring.games.spec import Array
-from sparring.networks.distributions import log_prob_and_entropy
+from sparring.networks.distributions import log_normal_cdf, log_prob_and_entropy
 from sparring.networks.functions import normalise
 from sparring.networks.policy import Policy
 from sparring.networks.spec import Conv, Dense
@@ -298,6 +299,18 @@ def test_a_clipped_gaussian_is_a_distribution() -> None:
         np.testing.assert_allclose(slopes, 0, atol=2e-3)
 
 
+def test_log_normal_cdf_is_right_far_into_both_tails() -> None:
+    x = np.linspace(-35, 12, 2001)
+    expected = [
+        math.log(0.5 * math.erfc(-v / 2**0.5)) if v < 0 else math.log1p(-0.5 * math.erfc(v / 2**0.5)) for v in x
+    ]
+    np.testing.assert_allclose(jax.jit(log_normal_cdf)(jnp.float32(x)), expected, rtol=1e-5, atol=1e-6)
+    slope = jax.jit(jax.vmap(jax.grad(log_normal_cdf)))(jnp.float32([-1e4, -50, 0.5, 8]))
+    np.testing.assert_allclose(slope, [1e4, 50.02, 0.50916, 0], rtol=1e-4, atol=1e-6)
+    far = jnp.float32([-3e38, -1e9, 1e9, 3e38])
+    assert np.isfinite(log_normal_cdf(far)).all()
+
+
 def test_entropies() -> None:
     game = Game("g", Box((3,)), MultiDiscrete((2, 4)))
     _, entropy = log_prob_and_entropy(game, {}, jnp.zeros((1, 6)), jnp.zeros((1, 2), jnp.int32))
@@ -371,6 +384,18 @@ def test_fresh_play_counts_fully() -> None:
     _, rows, metrics = prepared(ppo, state, stale._replace(obs=normalise(NORMALISER, data.obs)))
     np.testing.assert_allclose(np.asarray(rows.weight)[data.mask.ravel()], np.exp(-1), rtol=1e-3)
     assert metrics["policy/staleness"] == pytest.approx(np.exp(-1), rel=1e-3)
+
+
+def test_shuffling_is_fair() -> None:
+    """Every step once, before all that is none; each in every place about equally often."""
+    mask = np.arange(11) % 3 > 0
+    orders = jax.jit(jax.vmap(shuffle, (0, None)))(jax.random.split(jax.random.key(0), 3000), mask)
+    steps = np.flatnonzero(mask)
+    assert (np.sort(orders[:, : len(steps)], -1) == steps).all()
+    assert (np.sort(orders, -1) == np.arange(11)).all()
+    for place in range(len(steps)):
+        share = np.bincount(orders[:, place], minlength=11)[steps] / 3000
+        np.testing.assert_allclose(share, 1 / len(steps), atol=0.035)
 
 
 def test_a_policy_keeps_its_numbers_while_the_learner_goes_on() -> None:

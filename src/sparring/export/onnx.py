@@ -244,7 +244,7 @@ def _log_clipped_normal(g: Graph, policy: Policy, mean: str, log_std: str, actio
 
 
 def _log_normal_cdf(g: Graph, x: str) -> str:
-    """See `policy.log_normal_cdf`."""
+    """See `distributions.log_normal_cdf`."""
     a = g.op("Mul", g.op("Min", g.op("Max", x, g.op("Neg", x)), FAR), 0.5**0.5)
     t = g.op("Div", 1.0, g.op("Add", g.op("Mul", a, 0.5), 1.0))
     fit = g.constant(ERFC[0])

@@ -7,10 +7,10 @@ import numpy as np
 
 from sparring.games import Box, Discrete, Game, MultiDiscrete
 from sparring.networks.functions import Params
-from sparring.networks.policy import HALF_LOG_2PI, log_normal_cdf
+from sparring.networks.policy import ERFC, FAR, HALF_LOG_2PI, LOG_2
 from sparring.networks.spec import scaling
 
-__all__ = ["log_prob_and_entropy"]
+__all__ = ["log_normal_cdf", "log_prob_and_entropy"]
 
 
 def log_prob_and_entropy(game: Game, params: Params, out: jax.Array, action: jax.Array) -> tuple[jax.Array, jax.Array]:
@@ -41,5 +41,17 @@ def _gaussian(space: Box, mean: jax.Array, log_std: jax.Array, action: jax.Array
     deviations = jnp.exp(-log_std)
     beyond = jnp.where(at_high, mean - high, low - mean) * deviations
     density = -0.5 * jnp.square((action - mean) * deviations) - log_std - HALF_LOG_2PI
-    log_prob = jnp.where(at_low | at_high, log_normal_cdf(beyond, jnp), density).sum(-1)
+    log_prob = jnp.where(at_low | at_high, log_normal_cdf(beyond), density).sum(-1)
     return log_prob, jnp.broadcast_to((log_std + HALF_LOG_2PI + 0.5).sum(), log_prob.shape)
+
+
+def log_normal_cdf(x: jax.Array) -> jax.Array:
+    """log Φ(x), far into the tail and with a slope that is right there too (`jax.scipy`'s loses its digits); of sums,
+    products, exp and log alone, which ONNX has."""
+    a = jnp.minimum(jnp.abs(x), FAR) * 0.5**0.5
+    t = 1 / (1 + a * 0.5)
+    fit = jnp.full_like(t, ERFC[0])
+    for c in ERFC[1:]:
+        fit = fit * t + c
+    tail = jnp.log(t) - a * a + fit - LOG_2  # log Φ(−|x|)
+    return jnp.where(x < 0, tail, jnp.log(1 - jnp.exp(tail)))

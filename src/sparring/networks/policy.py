@@ -30,7 +30,7 @@ from sparring.networks.spec import (
     scaling,
 )
 
-__all__ = ["CLIP", "LOG_STD_RANGE", "Policy", "features", "log_normal_cdf"]
+__all__ = ["CLIP", "LOG_STD_RANGE", "Policy", "features"]
 
 CLIP = 10.0  # normalised observations are clipped to ±this
 LOG_STD_RANGE = (-5.0, 2.0)
@@ -38,9 +38,10 @@ HALF_LOG_2PI = 0.5 * math.log(2 * math.pi)
 LOG_2 = math.log(2)
 MIN_PROB = 1e-20  # a random action that ε = 0 never takes still has a finite log-probability
 GUMBEL_CLIP = (1e-7, 1 - 1e-7)
+MIN_MASS = 1e-300  # what lies beyond 37 deviations, where no noise comes
 FAR = 1e6  # deviations beyond which a tail is as good as empty; its square is still a float32
-# log erfc(a) = log t − a² + Σ cᵢ tⁱ, t = 1/(1 + a/2), a ≥ 0: the Chebyshev fit of Press et al., erfc within 1.2e-7 of
-# itself everywhere; highest power first.
+# For JAX and ONNX: log erfc(a) = log t − a² + Σ cᵢ tⁱ, t = 1/(1 + a/2), a ≥ 0, the Chebyshev fit of Press et al., which
+# has erfc within 1.2e-7 of itself everywhere; highest power first.
 ERFC = (
     *(0.17087277, -0.82215223, 1.48851587, -1.13520398, 0.27886807),
     *(-0.18628806, 0.09678418, 0.37409196, 1.00002368, -1.26551223),
@@ -161,9 +162,8 @@ class Policy:
         mean, log_prob = out[:, : len(s.low)], None
         if isinstance(self.head, Gaussian):
             u = mean if noise is None else mean + np.exp(self.params["head.log_std"]) * noise
-            unit = np.clip(u, s.unit_low, s.unit_high)
-            if noise is not None:
-                log_prob = self._log_prob_gaussian(mean, unit, noise).sum(-1)
+            game = self._to_game(np.clip(u, s.unit_low, s.unit_high))
+            return game, None if noise is None else self._log_prob_gaussian(mean, noise, game)
         elif isinstance(self.head, Squashed):
             u = mean
             if noise is not None:
@@ -179,19 +179,18 @@ class Policy:
                 unit = np.clip(unit + np.float32(self.exploration) * noise, -1, 1)
         return self._to_game(unit), None if log_prob is None else log_prob.astype("<f4")
 
-    def _log_prob_gaussian(self, mean: Array, unit: Array, noise: Array) -> Array:
-        """Per dimension. All that a learner can know of a clipped action is the bound, on which the Gaussian's tail
-        lies. Whether an action is on its bound is asked of the game's action: that is what fragments keep."""
+    def _log_prob_gaussian(self, mean: Array, noise: Array, game: Array) -> Array:
+        """All that a learner can know of a clipped action is its bound, on which the Gaussian's mass beyond lies.
+        Whether it was is asked of the game's action: that is what fragments keep."""
         s, log_std = self.scaling, self.params["head.log_std"]
         # The noise itself: (u − mean) / σ loses digits when the deviation is small.
-        log_prob = -0.5 * noise**2 - log_std - np.float32(HALF_LOG_2PI)
-        game = self._to_game(unit).reshape(unit.shape)
-        at_high = game == s.high
-        clipped = at_high | (game == s.low)
-        if clipped.any():
-            beyond = np.where(at_high, mean - s.unit_high, s.unit_low - mean) * np.exp(-log_std)
-            log_prob[clipped] = log_normal_cdf(beyond[clipped])
-        return log_prob
+        log_prob = -0.5 * noise**2 - (log_std + np.float32(HALF_LOG_2PI))
+        flat = game.reshape(noise.shape)
+        at_high = flat == s.high
+        clipped = at_high | (flat == s.low)
+        beyond = np.where(at_high, mean - s.unit_high, s.unit_low - mean) * np.exp(-log_std)
+        log_prob[clipped] = [_log_mass(x) for x in beyond[clipped].tolist()]
+        return log_prob.sum(-1).astype("<f4", copy=False)
 
     @cached_property
     def scaling(self) -> Scaling:
@@ -204,15 +203,9 @@ class Policy:
         return np.clip(s.centre + s.half * unit.astype(action.dtype), s.low, s.high).reshape(len(unit), *action.shape)
 
 
-def log_normal_cdf(x: Any, xp: Any = np) -> Any:
-    """log Φ(x), far into the tail; of sums, products, exp and log alone, so that JAX and ONNX compute the same."""
-    a = xp.minimum(abs(x), FAR) * np.float32(0.5**0.5)
-    t = 1 / (1 + a * 0.5)
-    fit = ERFC[0]
-    for c in ERFC[1:]:
-        fit = fit * t + c
-    tail = xp.log(t) - a * a + fit - LOG_2  # log Φ(−|x|)
-    return xp.where(x < 0, tail, xp.log(1 - xp.exp(tail)))
+def _log_mass(x: float) -> float:
+    """log Φ(x). One by one: few numbers are clipped at a time, and NumPy has no erfc."""
+    return math.log(max(0.5 * math.erfc(-x * 0.5**0.5), MIN_MASS))
 
 
 def features(space: Space, obs: Array) -> Array:
