@@ -3,7 +3,7 @@
     python benchmarks/learning.py pendulum sac td3 ddpg --seeds 3
     python benchmarks/learning.py cartpole bc iql cql      # offline, from mixed players (see PLAYERS)
 
-Offline algorithms get the same recorded play, a third of the steps by each player; "behaviour" is the mean return of
+Offline algorithms get the same recorded play, as many steps by each player; "behaviour" is the mean return of
 its episodes. Cloning is also shown as it varies (sampled), which is how the players played.
 """
 
@@ -90,13 +90,13 @@ def record(game: Game, player: str, act: Player, steps: int, rng: np.random.Gene
     return fragments
 
 
-def record_all(name: str, path: Path, steps: int) -> dict[str, float]:
+def record_all(name: str, players: list[str], path: Path, steps: int) -> dict[str, float]:
     """A store with the play of all players; the mean return of each, and of all."""
     game, rng, store = catalog.load(GAMES[name]), np.random.default_rng(0), SqliteStore(path)
     returns: dict[str, list[float]] = {}
     store.register(game)
-    for player, act in PLAYERS[name].items():
-        fragments = record(game, player, act, steps, rng)
+    for player in players:
+        fragments = record(game, player, PLAYERS[name][player], steps, rng)
         returns[player] = [float(f.columns(game).reward.sum()) for f in fragments]
         for i in range(0, len(fragments), 100):
             store.append(fragments[i : i + 100])
@@ -157,13 +157,14 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--episodes", type=int, default=100, help="that judge each seed's policy")
     parser.add_argument("--recorded", type=int, default=10_000, help="steps by each player, offline")
+    parser.add_argument("--players", nargs="+", default=["good", "weak", "random"], help="who is recorded, offline")
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="as for `sparring train`")
     args = parser.parse_args()
     print(f"{args.game}: {args.seeds} seeds, {args.episodes} unseen episodes each\n")
     with tempfile.TemporaryDirectory() as folder:
         recorded = {}
         if set(args.algorithms) & set(OFFLINE):
-            recorded = record_all(args.game, Path(folder) / "store.db", args.recorded)
+            recorded = record_all(args.game, args.players, Path(folder) / "store.db", args.recorded)
         print("| | steps (offline: updates) | seconds | return | by seed |\n|---|---|---|---|---|")
         for player, mean in recorded.items():
             print(f"| {player if player == 'behaviour' else f'player: {player}'} | | | {mean:.0f} | |")

@@ -33,7 +33,7 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     n_step: Count = 1  # rewards summed before bootstrapping: faster credit, but for the players' way of playing on
     tau: Fraction = 0.005  # how fast the target critics follow, per update
     expectile: Fraction = 0.8  # which action a state's value is that of: 0.5 the usual one, towards 1 the best seen
-    beta: NonNegative = 3.0  # how much better actions are preferred, per deviation of advantages; 0: behaviour cloning
+    beta: NonNegative = 2.0  # how much better actions are preferred, per deviation of advantages; 0: behaviour cloning
     max_weight: Positive = 100.0  # of one transition in the actor's loss
     replay: Count = 1_000_000  # rows of the replay window
     learning_starts: Count = 1_000  # transitions before the first update
