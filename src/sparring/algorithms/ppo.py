@@ -142,7 +142,7 @@ class PPO:
         """Eq. 7 and 9: −min(r A, clip(r, 1 ± ε) A) + c₁ ½(V − v)² − c₂ H, r = π(a|x) / π_old(a|x).
 
         A step of an older policy μ counts min(ρ̄, π_old/μ): V-trace's policy gradient, with the clipping around the
-        policy that the update began with and not around one of the past (Hilton et al. 2022, eq. 4).
+        policy that the update began with and not around one of the past (Hilton et al. 2022).
         """
         c = self.config
         out, value = self.forward(params, rows.obs)
@@ -204,7 +204,7 @@ def vtrace(
 
 
 def scale_rewards(returns: Returns, data: Trajectories, gamma: float) -> tuple[Returns, jax.Array]:
-    """Rewards over the deviation of discounted sums so far: the customary scaling (Engstrom et al. 2020, code 2)."""
+    """Rewards over the deviation of discounted sums so far: the customary scaling (Engstrom et al. 2020)."""
 
     def forth(total: jax.Array, step: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
         reward, ended = step

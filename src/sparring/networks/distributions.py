@@ -33,7 +33,7 @@ def _categorical(logits: jax.Array, index: jax.Array) -> tuple[jax.Array, jax.Ar
 
 
 def _gaussian(space: Box, mean: jax.Array, log_std: jax.Array, action: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """A Gaussian whose mass beyond a bound lies on the bound (Fujita & Maeda 2018, eq. 3): what the game really saw.
+    """A Gaussian whose mass beyond a bound lies on the bound (Fujita & Maeda 2018): what the game really saw.
     The entropy is that of the Gaussian before it is clipped."""
     s = scaling(space)
     low, high = (np.where(np.isfinite(edge), edge, 0) for edge in (s.unit_low, s.unit_high))  # inf would make NaN
