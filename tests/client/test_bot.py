@@ -284,7 +284,7 @@ def test_a_bot_does_what_the_policy_does(name: str, random_policy: Callable[...,
     [
         (Discrete(4, start=3), -np.log(4)),
         (MultiDiscrete((2, 5)), -np.log(10)),
-        (Box((2,), low=-1.0, high=(1.0, 3.0)), -np.log(8)),
+        (Box((2,), low=-1.0, high=(1.0, 3.0)), -np.log(4)),  # in units of ±1, as learners see actions
         (Box((2, 3)), None),
         (Box((2,), low=0.0), None),
         (Box((2,), low=(-1e308, 0.0), high=1.0), None),

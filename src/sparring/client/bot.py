@@ -119,7 +119,8 @@ class RandomPlay:
         if self._bounded:
             span = self._high - self._low
             values = np.clip(self._low + unit * span, self._low, self._high)
-            log_prob = np.full(len(unit), -np.log(np.maximum(span, 1e-20)).sum(), "<f4")
+            # Of actions scaled to ±1, as every policy's is: the density of a range of 2, whatever the game's units are.
+            log_prob = np.full(len(unit), -math.log(2) * self._size, "<f4")
             return values.astype(space.element.base), log_prob
         values = np.clip(unit, self._low, self._high)  # a bound on one side has no simple density
         return values.astype(space.element.base), None
