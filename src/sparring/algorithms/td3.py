@@ -104,8 +104,8 @@ class TD3:
         """μ(s), scaled to ±1."""
         return jnp.tanh(dense(actor, "head", torso(self.config.layers, actor, obs)))
 
-    def q(self, params: Params, obs: jax.Array, action: jax.Array) -> jax.Array:
-        return critics(self.config.critic_layers, params, obs, action, CRITICS)
+    def q(self, params: Params, obs: jax.Array, action: jax.Array, count: int = CRITICS) -> jax.Array:
+        return critics(self.config.critic_layers, params, obs, action, count)
 
     def critic_loss(self, critic: Params, state: State, batch: Batch, key: jax.Array) -> tuple[jax.Array, Metrics]:
         """Algorithm 1: (Qᵢ(s,a) − y)², y = r + γ minᵢ Q′ᵢ(s′, clip(μ′(s′) + ε)), ε ~ clip(N(0, σ̃), ±c)."""
@@ -122,7 +122,7 @@ class TD3:
 
     def actor_loss(self, actor: Params, state: State, batch: Batch) -> jax.Array:
         """−Q₁(s, μ(s)): the deterministic policy gradient (Silver et al. 2014)."""
-        return -self.q(state.critic, batch.obs, self.act(actor, batch.obs))[0].mean()
+        return -self.q(state.critic, batch.obs, self.act(actor, batch.obs), count=1).mean()
 
 
 @partial(jax.jit, static_argnums=0)

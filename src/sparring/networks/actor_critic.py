@@ -48,7 +48,7 @@ def squashed(out: jax.Array) -> tuple[jax.Array, jax.Array]:
 
 
 def sample_squashed(key: jax.Array, out: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Actions in ±1 and their log-densities, differentiable (reparameterised: Haarnoja et al. 2018, eq. 11, 21)."""
+    """Actions in ±1 and their log-densities, differentiable (Haarnoja et al. 2018, eq. 8 and appendix C)."""
     mean, log_std = squashed(out)
     noise = jax.random.normal(key, mean.shape)
     u = mean + jnp.exp(log_std) * noise
