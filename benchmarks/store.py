@@ -26,8 +26,8 @@ from sparring.store.writer import CHECKPOINT
 
 BATCH, STEPS, PLAYERS, PER_EPISODE = 50, 100, 20, 5
 CASES = {
-    "4 floats": (Game("small", Box((4,)), Discrete(2)), 300),
-    "44 floats": (Game("large", Box((44,)), Box((17,), low=-1.0, high=1.0)), 60),
+    "4 floats": (Game("small", Box((4,)), Discrete(2)), 1_500),
+    "44 floats": (Game("large", Box((44,)), Box((17,), low=-1.0, high=1.0)), 150),
 }
 
 

@@ -423,3 +423,20 @@ class TestQuarantine:
             eventually(lambda: "not noted" in caplog.text)
         store.submit([fragment()]).result(20)
         eventually(lambda: store.stats("pole").rejected == 1)
+
+
+def test_two_writers_take_turns_and_neither_loses_sight_of_the_other(tmp_path: Path) -> None:
+    """What a writer remembers of the tables is not true any more once another has written."""
+    with closing(SqliteStore(tmp_path / "s.db")) as one, closing(SqliteStore(tmp_path / "s.db")) as two:
+        one.register(POLE)
+        for turn in range(6):
+            writer = (one, two)[turn % 2]
+            assert writer.append([fragment(episode=str(turn), terminated=True)]) == [Outcome.STORED]
+        assert one.stats(POLE.name).fragments == 6
+        assert len(everything(one)) == 6
+        player = everything(one)[0].player
+        assert two.append([fragment(episode="6")]) == [Outcome.STORED]
+        assert one.erase(POLE.name, player) == 7  # the chain of a player's fragments has no gap
+        assert two.append([fragment(episode="7")]) == [Outcome.STORED]
+        assert two.stats(POLE.name).fragments == 1
+        assert_counts(two)

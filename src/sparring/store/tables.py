@@ -31,6 +31,7 @@ __all__ = [
     "PLACES",
     "PLAYER",
     "QUARANTINE",
+    "Ledger",
     "Refusal",
     "Submission",
     "append",
@@ -55,6 +56,7 @@ APPLICATION = 0x53504152  # "SPAR" in the file's header
 PLACES = 1 << 44  # seq = game · PLACES + place: one B-tree for all games, each with a range to grow at its end
 PAGE = 8192  # bytes; measured: larger ones write more for counters and ids, smaller ones take longer for bodies
 QUARANTINE = 4096  # refused fragments kept
+REMEMBERED = 10_000  # tallies a writer keeps in mind
 PATIENCE = 5.0  # seconds to wait for a lock, or for a file that is just being made
 ERASE = 16 << 20  # bytes erased in one transaction
 
@@ -123,6 +125,8 @@ def _encode(fragments: Sequence[Fragment]) -> list[memoryview]:
 
 
 _New = tuple[Fragment, memoryview, float, int]  # its body, sum of rewards, bytes of columns
+_Bodies = dict[str, bytes | memoryview]  # by fragment's id
+_Tally = tuple[str, str, str, int]  # game, kind, name, version
 
 
 # Opening
@@ -284,42 +288,82 @@ def find_player(db: sqlite3.Connection, game: str, name: str) -> tuple[int, int]
 # Appending. By the batch throughout: SQLite takes some 20 µs for a row of 3 kB, and each call into it several more.
 
 
-def append(db: sqlite3.Connection, submissions: Sequence[Submission], now: float) -> list[list[Outcome] | InputError]:
+class Ledger:
+    """What a writer knows of the tables without asking: where games and tallies are. Gone after any failure and after
+    any other write, and then asked for again."""
+
+    def __init__(self) -> None:
+        self.games: dict[str, Shelf] = {}
+        self.tallies: dict[_Tally, tuple[int, int]] = {}  # key and newest
+        self.version = 0  # of the data, which another connection's commit changes
+
+    def forget(self) -> None:
+        self.games.clear()
+        self.tallies.clear()
+
+    def refresh(self, db: sqlite3.Connection) -> None:
+        (version,) = db.execute("PRAGMA data_version").fetchone()
+        if version != self.version:
+            self.forget()
+            self.version = version
+
+
+def append(
+    db: sqlite3.Connection, ledger: Ledger, submissions: Sequence[Submission], now: float
+) -> list[list[Outcome] | InputError]:
     """The answer to each submission, all in one transaction. One that does not belong here is refused, alone."""
     try:
-        with transaction(db):
-            return _append(db, submissions, now, {})
+        return _transact(db, ledger, submissions, now, {})
     except sqlite3.IntegrityError:  # some ids are there already, which is rare enough to be found out this way
+        return _transact(db, ledger, submissions, now, _known(db, [f.id for s in submissions for f in s.fragments]))
+
+
+def _transact(
+    db: sqlite3.Connection, ledger: Ledger, submissions: Sequence[Submission], now: float, known: _Bodies
+) -> list[list[Outcome] | InputError]:
+    try:
         with transaction(db):
-            return _append(db, submissions, now, _known(db, [f.id for s in submissions for f in s.fragments]))
+            ledger.refresh(db)
+            return _append(db, ledger, submissions, now, known)
+    except BaseException:
+        ledger.forget()
+        raise
 
 
 def _append(
-    db: sqlite3.Connection, submissions: Sequence[Submission], now: float, known: dict[str, bytes | memoryview]
+    db: sqlite3.Connection, ledger: Ledger, submissions: Sequence[Submission], now: float, known: _Bodies
 ) -> list[list[Outcome] | InputError]:
-    games = {name: find_game(db, name) for submission in submissions for name, _ in submission.games}
     answers: list[list[Outcome] | InputError] = []
     new: list[_New] = []
     for submission in submissions:
-        strays = [(name, schema) for name, schema in submission.games if games[name].schema != schema or not schema]
+        strays = [game for game in submission.games if not _has_game(db, ledger, *game)]
         if strays:
             answers.append(InputError("no game {!r} with schema {!r} is registered here".format(*strays[0])))
         else:
             answers.append(_sort(submission, known, new))
     if new:
-        _insert(db, new, games, now)
+        _insert(db, ledger, new, now)
     return answers
 
 
-def _known(db: sqlite3.Connection, ids: list[str]) -> dict[str, bytes | memoryview]:
+def _has_game(db: sqlite3.Connection, ledger: Ledger, name: str, schema: str) -> bool:
+    if name not in ledger.games:
+        shelf = find_game(db, name)
+        if not shelf.key:
+            return False
+        ledger.games[name] = shelf
+    return ledger.games[name].schema == schema
+
+
+def _known(db: sqlite3.Connection, ids: list[str]) -> _Bodies:
     """Bodies of those that are there already. They are compared as a whole: exact, and no digest to make of each."""
-    found: dict[str, bytes | memoryview] = {}
+    found: _Bodies = {}
     for some in _portions(ids):
         found.update(db.execute(f"SELECT id, body FROM fragment WHERE id IN {_marks(len(some), 1)}", some).fetchall())
     return found
 
 
-def _sort(submission: Submission, known: dict[str, bytes | memoryview], new: list[_New]) -> list[Outcome]:
+def _sort(submission: Submission, known: _Bodies, new: list[_New]) -> list[Outcome]:
     arrivals = zip(submission.fragments, submission.bodies, submission.returns, submission.sizes, strict=True)
     ids = {f.id for f in submission.fragments}
     if len(ids) == len(submission.fragments) and known.keys().isdisjoint(ids):  # the usual case
@@ -347,12 +391,12 @@ class _Sum:
         self.fragments = self.steps = self.bytes = self.key = self.newest = 0
 
 
-def _insert(db: sqlite3.Connection, new: list[_New], games: dict[str, Shelf], now: float) -> None:
+def _insert(db: sqlite3.Connection, ledger: Ledger, new: list[_New], now: float) -> None:
     tallies = _sums(new)
-    for (game, kind, name, version), total in tallies.items():
-        _count(db, games[game].key, (kind, name, version), total, now)
+    for tally, total in tallies.items():
+        total.key, total.newest = ledger.tallies.get(tally) or _open_tally(db, ledger.games[tally[0]].key, tally)
     players = {(game, name): total for (game, kind, name, _), total in tallies.items() if kind == PLAYER}
-    places = {name: game.key * PLACES + game.place for name, game in games.items()}
+    places = {name: game.key * PLACES + game.place for name, game in ledger.games.items()}
     episodes = _Episodes(db, now)
     rows = []
     for f, body, ret, _ in new:
@@ -363,11 +407,29 @@ def _insert(db: sqlite3.Connection, new: list[_New], games: dict[str, Shelf], no
         episodes.add(f, ret, player.key, seq)
     _insert_rows(db, "fragment", rows)
     episodes.write()
-    newest = [(player.newest, player.key) for player in players.values()]
-    db.executemany("UPDATE tally SET newest = ? WHERE key = ?", newest)
+    db.executemany(
+        "UPDATE tally SET fragments = fragments + ?, steps = steps + ?, bytes = bytes + ?, last_seen = ?, newest = ?"
+        " WHERE key = ?",
+        [(t.fragments, t.steps, t.bytes, now, t.newest, t.key) for t in tallies.values()],
+    )
+    for name, game in ledger.games.items():
+        ledger.games[name] = game._replace(place=places[name] - game.key * PLACES)
+    if len(ledger.tallies) > REMEMBERED:
+        ledger.tallies.clear()
+    ledger.tallies.update({tally: (total.key, total.newest) for tally, total in tallies.items()})
 
 
-_Tally = tuple[str, str, str, int]  # game, kind, name, version
+def _open_tally(db: sqlite3.Connection, game: int, tally: _Tally) -> tuple[int, int]:
+    """Its key and newest fragment; made if it is not there."""
+    row: tuple[int, int] | None = db.execute(
+        "SELECT key, newest FROM tally WHERE game = ? AND kind = ? AND name = ? AND version = ?", (game, *tally[1:])
+    ).fetchone()
+    if row is not None:
+        return row
+    if tally[1] == PLAYER:
+        db.execute("UPDATE game SET players = players + 1 WHERE key = ?", (game,))
+    made = db.execute("INSERT INTO tally (game, kind, name, version) VALUES (?, ?, ?, ?)", (game, *tally[1:]))
+    return made.lastrowid or 0, 0
 
 
 def _sums(new: list[_New]) -> dict[_Tally, _Sum]:
@@ -396,18 +458,6 @@ def _sums(new: list[_New]) -> dict[_Tally, _Sum]:
 def _tallies(player: str, model: str | None, version: int | None) -> tuple[tuple[str, str, int], ...]:
     """Where a fragment counts: kind, name and version of the tallies."""
     return (GAME, "", -1), (PLAYER, player, -1), (MODEL, model or "", -1 if version is None else version)
-
-
-def _count(db: sqlite3.Connection, game: int, tally: Sequence[str | int], total: _Sum, now: float) -> None:
-    [(total.key, total.newest, fragments)] = db.execute(
-        "INSERT INTO tally (game, kind, name, version, fragments, steps, bytes, last_seen)"
-        " VALUES (?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT (game, kind, name, version)"
-        " DO UPDATE SET fragments = fragments + excluded.fragments, steps = steps + excluded.steps,"
-        " bytes = bytes + excluded.bytes, last_seen = excluded.last_seen RETURNING key, newest, fragments",
-        (game, *tally, total.fragments, total.steps, total.bytes, now),
-    ).fetchall()
-    if tally[0] == PLAYER and fragments == total.fragments:
-        db.execute("UPDATE game SET players = players + 1 WHERE key = ?", (game,))
 
 
 _Part = tuple[tuple[int, str], Fragment, float, int]  # player and episode, the fragment, its sum of rewards, its seq

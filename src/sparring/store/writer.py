@@ -54,8 +54,9 @@ class _Call(_Work[T]):
 class Writer:
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._turn = threading.Lock()  # guards the connection and the next two
+        self._turn = threading.Lock()  # guards the connection and the next four
         self._db = tables.open_writer(path)
+        self._ledger = tables.Ledger()
         self._checkpointer = tables.connect(path)  # the thread's own
         self._written = 0  # bytes of log since the last checkpoint, about
         self._scrub = False  # erased bytes may still be in the log
@@ -194,7 +195,7 @@ class Writer:
 
     def _commit(self, appends: list[_Append]) -> None:
         try:
-            answers = tables.append(self._db, [append.submission for append in appends], time.time())
+            answers = tables.append(self._db, self._ledger, [append.submission for append in appends], time.time())
         except (sqlite3.Error, OverflowError) as error:
             reason = tables.trouble(self.path, error)
             if len(appends) > 1 and not isinstance(reason, StoreFull):  # one may be to blame: it shall fail alone
@@ -213,6 +214,7 @@ class Writer:
                 append.future.set_result(answer)
 
     def _commit_call(self, call: _Call[Any]) -> None:
+        self._ledger.forget()
         try:
             with tables.transaction(self._db):
                 result = call.work(self._db)
