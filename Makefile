@@ -4,7 +4,7 @@ PYTHON ?= python3
 UV := $(shell command -v uv 2>/dev/null || echo .venv/bin/uv)
 INSTALL = VIRTUAL_ENV=$(CURDIR)/.venv $(UV) pip install --quiet --compile-bytecode
 
-.PHONY: demo test check lint types lock bench clean
+.PHONY: demo test check lint types lock bench peers clean
 
 demo: .venv/.platform
 	.venv/bin/sparring demo
@@ -25,9 +25,13 @@ types: .venv/.dev
 bench: .venv/.dev  ## the figures of docs/benchmarks.md; the machine should have nothing else to do
 	for name in store ingest client; do .venv/bin/python benchmarks/$$name.py || exit 1; done
 
+peers: .venv/.dev .venv-peers/.installed  ## speed beside SB3, SBX and RLlib (6 GB of their wheels)
+	.venv/bin/python benchmarks/peers.py
+
 lock: .venv/.uv  ## refresh the pinned versions after a change of pyproject.toml
 	$(UV) pip compile --quiet --no-emit-index-url --universal --python-version 3.11 --extra platform pyproject.toml -o requirements/platform.txt
 	$(UV) pip compile --quiet --no-emit-index-url --universal --python-version 3.11 --extra platform --extra train --extra bullet --extra box2d --extra atari --group dev pyproject.toml -o requirements/dev.txt
+	$(UV) pip compile --quiet --no-emit-index-url --universal --python-version 3.11 --group peers -o requirements/peers.txt
 
 .venv/.uv:
 	test -x .venv/bin/python || $(PYTHON) -m venv .venv
@@ -44,9 +48,14 @@ lock: .venv/.uv  ## refresh the pinned versions after a change of pyproject.toml
 	$(INSTALL) --no-deps --no-build-isolation -e .
 	@touch $@ .venv/.platform
 
+.venv-peers/.installed: .venv/.uv requirements/peers.txt
+	test -x .venv-peers/bin/python || $(PYTHON) -m venv .venv-peers
+	VIRTUAL_ENV=$(CURDIR)/.venv-peers $(UV) pip install --quiet --compile-bytecode -r requirements/peers.txt
+	@touch $@
+
 .venv/.system: scripts/system-packages
 	scripts/system-packages
 	@mkdir -p .venv && touch $@
 
 clean:
-	rm -rf .venv .sparring
+	rm -rf .venv .venv-peers .sparring
