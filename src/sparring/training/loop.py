@@ -246,4 +246,4 @@ def use_compilation_cache() -> None:
     if jax.config.jax_compilation_cache_dir is None:  # type: ignore[attr-defined]  # JAX makes these at run time
         cache = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "sparring" / "jax"
         jax.config.update("jax_compilation_cache_dir", str(cache))  # type: ignore[no-untyped-call]
-        jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.2)  # type: ignore[no-untyped-call]
+        jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)  # type: ignore[no-untyped-call]
