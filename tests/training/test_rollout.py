@@ -102,6 +102,23 @@ class TestPool:
         finally:
             pool.close()
 
+    def test_a_learner_slower_than_play_hears_every_worker(self, tmp_path):
+        policy = policy_for("odd_games:Odd-v0")
+        pool = Pool(plan(policy, 3), 60.0, tmp_path)
+        try:
+            pool.publish(policy)
+            pool.start()
+            pool.start()
+            heard = []
+            while len(set(heard)) < 3 or len(heard) < 30:
+                time.sleep(0.1 if len(set(heard)) == 3 else 0)  # once all have started, all are done when we come
+                block = pool.take()
+                heard.append(block.worker)
+                pool.release(block)
+            assert min(heard[-12:].count(worker) for worker in range(3)) >= 3
+        finally:
+            pool.close()
+
     @pytest.mark.parametrize(("trouble", "says"), [("die", "exit code 7"), ("hang", "no sign of life")])
     def test_who_dies_or_hangs_is_replaced_and_play_goes_on(self, tmp_path, monkeypatch, caplog, trouble, says):
         (tmp_path / "trouble").write_text(trouble)

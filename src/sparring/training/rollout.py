@@ -200,8 +200,10 @@ class Pool:
             if time.monotonic() >= self._next_look:
                 self._look_for_hung()
             by_control = {worker.control: worker for worker in self.workers}
-            for control in wait(list(by_control), timeout=min(1.0, self.limit / 4)):
-                worker = by_control[control]  # type: ignore[index]  # we passed Connections, we get Connections
+            ready = wait(list(by_control), timeout=min(1.0, self.limit / 4))
+            # Who waited longest comes first: while learning is slower than play, others would never have their turn.
+            workers = [by_control[control] for control in ready]  # type: ignore[index]  # all are Connections
+            for worker in sorted(workers, key=lambda worker: worker.since):
                 try:
                     message = msgspec.msgpack.decode(worker.control.recv_bytes(), type=Filled)
                 except (EOFError, ConnectionResetError):
