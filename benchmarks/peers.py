@@ -32,7 +32,7 @@ TASKS = {
     "dqn-cartpole": ("sparring", "sb3", "sbx"),
     "start": ("sparring", "sparring again", "sb3", "sbx", "rllib"),
 }
-OFF_POLICY_STARTS, OFF_POLICY_WARM, OFF_POLICY_STEPS = 500, 800, 2_300
+OFF_POLICY_STARTS, OFF_POLICY_WARM, OFF_POLICY_STEPS = 500, 800, 2_000
 
 
 # Children: one contender, one task; print one line of JSON
@@ -105,7 +105,7 @@ def sb3(task: str, jax: bool = False) -> dict[str, float]:
             "batch_size": asked["minibatch"],
             "n_epochs": asked["epochs"],
         }
-        total, warm = 4 * asked["steps"], asked["steps"]
+        total, warm = 3 * asked["steps"], asked["steps"]
     else:
         kind, envs, total, warm = DummyVecEnv, 1, OFF_POLICY_STEPS, OFF_POLICY_WARM
         config = {"learning_starts": OFF_POLICY_STARTS, "batch_size": 256, "train_freq": 1, "gradient_steps": 1}
@@ -166,7 +166,7 @@ def rllib(task: str) -> dict[str, float]:
     algo = config.build_algo()
     algo.train()
     began, steps = time.perf_counter(), 0
-    for _ in range(3):
+    for _ in range(2):
         result = algo.train()
         steps += int(result["env_runners"]["num_env_steps_sampled"])
     rate = steps / (time.perf_counter() - began)
