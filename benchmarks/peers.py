@@ -60,7 +60,7 @@ def sparring(task: str) -> dict[str, float]:
         "td3-humanoid": {"algorithm": off_policy, "rollout": {"workers": 1}, "stop": {"steps": OFF_POLICY_STEPS}},
         "ppo-cartpole": {
             "algorithm": PPO_CARTPOLE | {"layers": layers(NARROW, "tanh")},
-            "rollout": {"envs": 8},
+            "rollout": {"envs": 64},
             "stop": {"iterations": 60},
         },
         "dqn-cartpole": {
@@ -98,7 +98,7 @@ def sb3(task: str, jax: bool = False) -> dict[str, float]:
     make: Any = CARTPOLE if game == "cartpole" else humanoid
     net = {"policy_kwargs": {"net_arch": NARROW if game == "cartpole" else WIDE}}
     if algorithm == "ppo":
-        asked, envs = (PPO_HUMANOID, 2) if game == "humanoid" else (PPO_CARTPOLE, 8)
+        asked, envs = (PPO_HUMANOID, 2) if game == "humanoid" else (PPO_CARTPOLE, 64)
         kind = SubprocVecEnv if game == "humanoid" else DummyVecEnv
         config = {
             "n_steps": asked["steps"] // envs,

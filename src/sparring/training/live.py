@@ -31,6 +31,7 @@ from sparring.store.sqlite import SqliteStore
 from sparring.training import checkpoint
 from sparring.training.evaluate import play, summary
 from sparring.training.learner import create
+from sparring.training.xla import use_threads
 
 __all__ = ["GameTrainer", "Settings", "main", "run"]
 
@@ -63,7 +64,9 @@ class GameTrainer:
         name = settings.algorithm or algorithms.default_for(game)
         if name is None:
             raise InputError(f"no algorithm learns {type(game.action).__name__} actions yet")
-        self.learner = create(algorithms.create(name, game, settings.hyperparameters), settings.seed)
+        algorithm = algorithms.create(name, game, settings.hyperparameters)
+        use_threads(algorithm)
+        self.learner = create(algorithm, settings.seed)
         # Anybody can register a game, and "module:id" makes Gymnasium import that module: never for a client.
         self.simulated = game.env is not None and ":" not in game.env
         self.cursor = 0

@@ -3,7 +3,6 @@ metrics on the way. `train` begins a run, `resume` continues one."""
 
 import importlib
 import logging
-import os
 import signal
 import threading
 import time
@@ -12,7 +11,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import jax
 import msgspec
 
 from sparring import algorithms
@@ -27,6 +25,7 @@ from sparring.training.offline import Offline
 from sparring.training.run import Run, is_run, new_directory
 from sparring.training.trainee import OffPolicy, OnPolicy, Trainee
 from sparring.training.view import Silent, View
+from sparring.training.xla import use_compilation_cache, use_threads
 
 __all__ = ["INTERRUPTED", "Interrupted", "resume", "train"]
 
@@ -46,6 +45,7 @@ def train(experiment: Experiment, view: View | None = None) -> Run:
     use_compilation_cache()
     game = catalog.load(experiment.game)
     algorithm = create_algorithm(experiment, game)
+    use_threads(algorithm)
     resolved = {"name": experiment.name, **msgspec.to_builtins(hyperparameters(experiment))}
     path = new_directory(experiment, game.name)
     experiment = msgspec.structs.replace(experiment, algorithm=resolved, out=str(path))
@@ -72,7 +72,9 @@ def resume(path: Path, changes: Iterable[str] = (), view: View | None = None) ->
     if changes:
         experiment = Experiment.parse(override(experiment.to_builtins(), changes))
     game = catalog.load(experiment.game)
-    trainee = create_trainee(experiment, create_algorithm(experiment, game), path / "workers")
+    algorithm = create_algorithm(experiment, game)
+    use_threads(algorithm)
+    trainee = create_trainee(experiment, algorithm, path / "workers")
     with run.alone():
         loop = Loop(run, experiment, trainee, view or Silent())
         if saved := run.checkpoints():
@@ -239,11 +241,3 @@ def asked_to_stop() -> Iterator[threading.Event]:
     finally:
         for s, handler in before.items():
             signal.signal(s, handler)
-
-
-def use_compilation_cache() -> None:
-    """The second start of an experiment need not compile again. Before anything is compiled: JAX looks only once."""
-    if jax.config.jax_compilation_cache_dir is None:  # type: ignore[attr-defined]  # JAX makes these at run time
-        cache = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "sparring" / "jax"
-        jax.config.update("jax_compilation_cache_dir", str(cache))  # type: ignore[no-untyped-call]
-        jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)  # type: ignore[no-untyped-call]
