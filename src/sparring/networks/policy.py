@@ -119,7 +119,7 @@ class Policy:
         p = self.params
         x = features(self.game.observation, obs)
         if "normaliser.mean" in p:
-            x = np.clip((x - p["normaliser.mean"]) / p["normaliser.std"], -CLIP, CLIP)
+            x = _clip((x - p["normaliser.mean"]) / p["normaliser.std"], -CLIP, CLIP)
         for i, layer in enumerate(self.layers):
             w, b = p[f"torso.{i}.w"], p[f"torso.{i}.b"]
             z = _convolve(x, w, layer.stride) + b if isinstance(layer, Conv) else _flat(x) @ w + b
@@ -162,12 +162,12 @@ class Policy:
         mean, log_prob = out[:, : len(s.low)], None
         if isinstance(self.head, Gaussian):
             u = mean if noise is None else mean + np.exp(self.params["head.log_std"]) * noise
-            game = self._to_game(np.clip(u, s.unit_low, s.unit_high))
+            game = self._to_game(_clip(u, s.unit_low, s.unit_high))
             return game, None if noise is None else self._log_prob_gaussian(mean, noise, game)
         elif isinstance(self.head, Squashed):
             u = mean
             if noise is not None:
-                log_std = np.clip(out[:, len(s.low) :], *LOG_STD_RANGE)
+                log_std = _clip(out[:, len(s.low) :], *LOG_STD_RANGE)
                 u = mean + np.exp(log_std) * noise
                 # log(1 − tanh²u) in a form that does not overflow (Haarnoja et al. 2018, appendix C).
                 correction = 2 * (LOG_2 - u - np.logaddexp(0, -2 * u))
@@ -176,7 +176,7 @@ class Policy:
         else:
             unit = np.tanh(mean)
             if noise is not None:
-                unit = np.clip(unit + np.float32(self.exploration) * noise, -1, 1)
+                unit = _clip(unit + np.float32(self.exploration) * noise, -1, 1)
         return self._to_game(unit), None if log_prob is None else log_prob.astype("<f4")
 
     def _log_prob_gaussian(self, mean: Array, noise: Array, game: Array) -> Array:
@@ -200,7 +200,12 @@ class Policy:
     def _to_game(self, unit: Array) -> Array:
         action, s = self.game.action, self.scaling
         assert isinstance(action, Box)
-        return np.clip(s.centre + s.half * unit.astype(action.dtype), s.low, s.high).reshape(len(unit), *action.shape)
+        return _clip(s.centre + s.half * unit.astype(action.dtype), s.low, s.high).reshape(len(unit), *action.shape)
+
+
+def _clip(x: Array, low: Any, high: Any) -> Array:
+    """`np.clip` takes several times as long for the few numbers of one action."""
+    return np.minimum(np.maximum(x, low), high)
 
 
 def _log_mass(x: float) -> float:

@@ -5,6 +5,7 @@ process (`python -m sparring.training.actor`) it does so in shared memory, on it
 import contextlib
 import faulthandler
 import mmap
+import os
 import signal
 import sys
 import time
@@ -47,6 +48,7 @@ class Plan(msgspec.Struct, frozen=True):
     steps: int
     slots: int  # blocks of each worker
     seed: int
+    polite: bool = False  # workers let the learner go first, which works at the same time and is the slower one
 
 
 class Order(msgspec.Struct, frozen=True):
@@ -214,6 +216,8 @@ def serve(control: Connection, memory: int) -> None:
     """A worker's life: fills the slots that it is given with the newest weights there are."""
     order = msgspec.msgpack.decode(control.recv_bytes(), type=Order)
     plan = order.plan
+    if plan.polite:
+        os.nice(10)
     arena = Arena(plan, mmap.mmap(memory, order.size))
     actor = Actor(plan.game, build(plan.game, plan.envs), worker_seed(plan, order.worker), order.life)
     if order.state is not None:

@@ -77,9 +77,11 @@ class Source(Protocol):
     def close(self) -> None: ...
 
 
-def plan_for(policy: Policy, *, workers: int, envs: int, steps: int, slots: int, seed: int) -> Plan:
+def plan_for(
+    policy: Policy, *, workers: int, envs: int, steps: int, slots: int, seed: int, polite: bool = False
+) -> Plan:
     shapes = {name: array.shape for name, array in policy.params.items()}
-    return Plan(policy.game, policy.layers, policy.head, shapes, max(workers, 1), envs, steps, slots, seed)
+    return Plan(policy.game, policy.layers, policy.head, shapes, max(workers, 1), envs, steps, slots, seed, polite)
 
 
 def open_source(

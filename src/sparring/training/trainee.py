@@ -54,6 +54,7 @@ class Trainee(Learner):
             steps=steps,
             slots=slots,
             seed=self.experiment.seed,
+            polite=not self.algorithm.on_policy,
         )
         self.source = open_source(plan, rollout.workers, rollout.limit, self.logs, states)
         return self.source
