@@ -3,7 +3,8 @@
 
     python benchmarks/ppo.py --rounds 9
 
-The bare one has the plain Gaussian density, GAE, and data of exactly one shape.
+The bare one has the plain Gaussian density, GAE, and data of exactly one shape. With `--pong` instead: an epoch of
+experiments/pong-ppo.yaml's sizes, beside the same with `lax.conv` for every convolution.
 """
 
 import argparse
@@ -11,6 +12,7 @@ import time
 from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
+from unittest import mock
 
 import jax
 import jax.numpy as jnp
@@ -20,7 +22,7 @@ import optax
 from sparring.algorithms.ppo import PPO, Config
 from sparring.experience.trajectories import Trajectories
 from sparring.games import Box, Discrete, Game
-from sparring.networks.spec import Dense
+from sparring.networks.spec import Conv, Dense
 
 
 class Case(NamedTuple):
@@ -40,6 +42,14 @@ CASES = (
     Case("CartPole: 2048 steps, minibatch 64, 4 → 64-64 → 2", Game("cartpole", Box((4,)), Discrete(2)), 8, Config()),
 )
 
+NATURE = Conv(32, 8, 4), Conv(64, 4, 2), Conv(64, 3), Dense(512)
+PONG = Case(
+    "Pong: 1024 steps, minibatch 256, one epoch, 84×84×4 → Nature network → 6",
+    Game("pong", Box((84, 84, 4), "uint8"), Discrete(6)),
+    8,
+    Config(steps=1024, minibatch=256, epochs=1, lr=2.5e-4, clip=0.1, layers=NATURE, shared=True),
+)
+
 
 def experience(case: Case) -> Trajectories:
     rng = np.random.default_rng(0)
@@ -52,7 +62,9 @@ def experience(case: Case) -> Trajectories:
     )
     ended = np.zeros(shape, bool)
     ended[:, 49::50] = ended[:, -1] = True
-    obs = rng.standard_normal((shape[0], shape[1] + 1, *case.game.observation.element.shape)).astype("f4")
+    seen = shape[0], shape[1] + 1, *case.game.observation.element.shape
+    image = case.game.observation.element.base == "u1"
+    obs = rng.integers(0, 256, seen, "u1") if image else rng.standard_normal(seen).astype("f4")
     reward = rng.standard_normal(shape).astype("f4")
     return Trajectories(obs, taken, reward, ended, ended, np.full(shape, -1, "f4"), np.ones(shape, bool))
 
@@ -117,32 +129,45 @@ def bare(case: Case) -> Callable[[Any, Trajectories, jax.Array], Any]:
     return update
 
 
+def with_lax_conv(ppo: PPO, *args: Any) -> Any:
+    """An update whose network is traced, at the first call, with `lax.conv` alone."""
+    with mock.patch.object(jax, "default_backend", return_value="not a CPU"):
+        return ppo.update(*args)
+
+
+def compare(case: Case, runs: dict[str, Callable[[], Any]], rounds: int) -> None:
+    first, wall, cpu = {}, {name: [] for name in runs}, {name: [] for name in runs}
+    for number in range(rounds + 1):
+        for name, run in runs.items():
+            start, used = time.perf_counter(), time.process_time()
+            jax.block_until_ready(run())
+            if number == 0:
+                first[name] = time.perf_counter() - start
+                continue
+            wall[name].append(time.perf_counter() - start)
+            cpu[name].append(time.process_time() - used)
+    reference = np.array(next(iter(wall.values())))
+    for name in runs:
+        ratio = np.median(reference / np.array(wall[name]))
+        times = f"{1e3 * np.median(wall[name]):.0f} | {1e3 * np.median(cpu[name]):.0f}"
+        print(f"| {case.name} | {name} | {times} | {ratio:.2f} | {first[name]:.1f} |", flush=True)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--rounds", type=int, default=9)
-    rounds = parser.parse_args().rounds
-    print("| update | what | ms | ms of CPU | of bare | first call, s |\n|---|---|---|---|---|---|")
-    for case in CASES:
+    parser.add_argument("--pong", action="store_true")
+    args = parser.parse_args()
+    print("| update | what | ms | ms of CPU | speed, of the first | first call, s |\n|---|---|---|---|---|---|")
+    for case in (PONG,) if args.pong else CASES:
         ppo, data = PPO(case.game, case.config), experience(case)
-        state, handwritten = ppo.init(jax.random.key(0)), bare(case)
-        runs: dict[str, Callable[[], Any]] = {
-            "bare scan": partial(handwritten, state.params, data, jax.random.key(1)),
-            "sparring": partial(ppo.update, state, {}, data),
-        }
-        first, wall, cpu = {}, {name: [] for name in runs}, {name: [] for name in runs}
-        for number in range(rounds + 1):
-            for name, run in runs.items():
-                start, used = time.perf_counter(), time.process_time()
-                jax.block_until_ready(run())
-                if number == 0:
-                    first[name] = time.perf_counter() - start
-                    continue
-                wall[name].append(time.perf_counter() - start)
-                cpu[name].append(time.process_time() - used)
-        for name in runs:
-            ratio = np.median(np.array(wall["bare scan"]) / np.array(wall[name]))
-            times = f"{1e3 * np.median(wall[name]):.0f} | {1e3 * np.median(cpu[name]):.0f}"
-            print(f"| {case.name} | {name} | {times} | {ratio:.2f} | {first[name]:.1f} |", flush=True)
+        state = ppo.init(jax.random.key(0))
+        if args.pong:
+            other = partial(with_lax_conv, PPO(case.game, case.config), state, {}, data)
+        else:
+            other = partial(bare(case), state.params, data, jax.random.key(1))
+        runs = {"lax.conv" if args.pong else "bare scan": other, "sparring": partial(ppo.update, state, {}, data)}
+        compare(case, runs, args.rounds)
 
 
 if __name__ == "__main__":

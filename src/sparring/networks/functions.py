@@ -1,5 +1,6 @@
 """The JAX form of networks: what the declarative layers compute, and how their arrays begin."""
 
+import functools
 import math
 from collections.abc import Callable
 from typing import Any
@@ -73,7 +74,45 @@ def dense(params: Params, name: str, x: jax.Array) -> jax.Array:
 
 def convolve(x: jax.Array, w: jax.Array, stride: int) -> jax.Array:
     """NHWC, no padding."""
+    if jax.default_backend() == "cpu":
+        return _convolve_by_products(*_stride_to_depth(x, w, stride))
     return jax.lax.conv_general_dilated(x, w, (stride, stride), "VALID", dimension_numbers=("NHWC", "HWIO", "NHWC"))
+
+
+def _stride_to_depth(x: jax.Array, w: jax.Array, stride: int) -> tuple[jax.Array, jax.Array]:
+    """The same convolution without a stride: every block of stride × stride pixels becomes one with all their channels.
+    A kernel that does not fill its blocks gets zeros."""
+    (n, *sizes, channels), kernel = x.shape, w.shape[0]
+    shifts = -(-kernel // stride)
+    h, width = ((size - kernel) // stride + shifts for size in sizes)
+    more = [(0, blocks * stride - size, 0) for blocks, size in zip((h, width), sizes, strict=True)]  # or fewer
+    x = jax.lax.pad(x, jnp.zeros((), x.dtype), [(0, 0, 0), *more, (0, 0, 0)])
+    x = x.reshape(n, h, stride, width, stride * channels)
+    x = jnp.concatenate([x[:, :, row] for row in range(stride)], -1)  # a transposition takes longer
+    w = jnp.pad(w, [(0, shifts * stride - kernel)] * 2 + [(0, 0)] * 2)
+    w = w.reshape(shifts, stride, shifts, stride * channels, -1).swapaxes(1, 2)
+    return x, w.reshape(shifts, shifts, x.shape[-1], -1)
+
+
+def _convolve_by_products(x: jax.Array, w: jax.Array) -> jax.Array:
+    """For XLA on a CPU, whose gradients of convolutions are slow, inside a loop (where we learn) twenty times slower
+    still: jax-ml/jax#12868."""
+    kernel, _, channels, filters = w.shape
+    h, width = (size - kernel + 1 for size in x.shape[1:3])
+    shifts = [(i, j) for i in range(kernel) for j in range(kernel)]
+    if len(shifts) * filters <= 4 * channels:  # wider products cost more to move than the larger matrices gain
+        products = _product(x, w.transpose(2, 0, 1, 3).reshape(channels, -1))
+        terms = [
+            products[:, i : i + h, j : j + width, k * filters : (k + 1) * filters] for k, (i, j) in enumerate(shifts)
+        ]
+    else:
+        terms = [_product(x[:, i : i + h, j : j + width], w[i, j]) for i, j in shifts]
+    return functools.reduce(jnp.add, terms)
+
+
+def _product(x: jax.Array, w: jax.Array) -> jax.Array:
+    """`x @ w` over pixels, as matrices: with more axes XLA takes up to three times as long."""
+    return (x.reshape(-1, x.shape[-1]) @ w).reshape(*x.shape[:-1], -1)
 
 
 def q_values(head: QValues, params: Params, hidden: jax.Array, prefix: str = "") -> jax.Array:

@@ -1,0 +1,45 @@
+"""What layers compute in JAX. NumPy's and ONNX's forms are tested against each other elsewhere."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from sparring.networks.functions import convolve
+
+
+def plain(x: jax.Array, w: jax.Array, stride: int) -> jax.Array:
+    return jax.lax.conv_general_dilated(x, w, (stride, stride), "VALID", dimension_numbers=("NHWC", "HWIO", "NHWC"))
+
+
+@pytest.mark.parametrize(
+    ("size", "channels", "filters", "kernel", "stride"),
+    [
+        ((20, 20), 4, 8, 8, 4),
+        ((23, 18), 4, 8, 8, 4),  # rows and columns that no kernel reaches
+        ((10, 9), 3, 5, 4, 2),
+        ((15, 12), 2, 3, 9, 3),
+        ((9, 11), 3, 4, 2, 2),
+        ((4, 5), 3, 4, 4, 2),  # one row of outputs
+        ((4, 4), 3, 4, 4, 4),
+        ((9, 9), 3, 4, 3, 1),
+        ((9, 10), 3, 4, 3, 2),  # not a multiple of the stride
+        ((11, 12), 3, 4, 5, 3),
+        ((11, 8), 3, 4, 2, 3),  # pixels between kernels
+        ((10, 10), 1, 32, 4, 2),  # few channels, many filters
+    ],
+)
+def test_convolutions_and_their_gradients(
+    size: tuple[int, int], channels: int, filters: int, kernel: int, stride: int
+) -> None:
+    rng = np.random.default_rng(0)
+    x = rng.standard_normal((3, *size, channels), np.float32)
+    w = rng.standard_normal((kernel, kernel, channels, filters), np.float32)
+
+    expected, pull_expected = jax.vjp(lambda x, w: plain(x, w, stride), x, w)
+    found, pull_found = jax.vjp(lambda x, w: convolve(x, w, stride), x, w)
+    assert found.shape == expected.shape
+    np.testing.assert_allclose(found, expected, atol=1e-4)
+    change = jnp.asarray(rng.standard_normal(expected.shape, np.float32))
+    for ours, theirs in zip(pull_found(change), pull_expected(change), strict=True):
+        np.testing.assert_allclose(ours, theirs, atol=1e-4)
