@@ -18,7 +18,7 @@ except ImportError:
     sys.exit("The command line needs typer and rich: pip install 'sparring[play]' (or 'sparring[platform]')")
 
 from sparring import __version__
-from sparring.training import commands
+from sparring.training import commands, nodes
 
 __all__ = ["app", "main"]
 
@@ -383,6 +383,7 @@ app.command(epilog=_examples("sparring record runs/001 out.mp4"))(commands.recor
 app.command(epilog=_examples("sparring plot runs/001 runs/002 --out figure.png"))(commands.plot)
 app.command(epilog=_examples("sparring publish runs/001"))(commands.publish)
 app.command(epilog=_examples("sparring runs"))(commands.runs)
+app.add_typer(nodes.app, name="cluster")
 
 
 def main() -> None:

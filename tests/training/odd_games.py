@@ -10,7 +10,7 @@ import numpy as np
 
 class Odd(gymnasium.Env):  # type: ignore[type-arg]
     """Rewards the action that equals the observation. ODD_TROUBLE: a file; the first who finds it removes it, and
-    dies or hangs (its content)."""
+    dies, hangs or raises (its content)."""
 
     observation_space = gymnasium.spaces.Box(0, 1, (1,), np.float32)
     action_space = gymnasium.spaces.Discrete(2)
@@ -34,7 +34,7 @@ class Odd(gymnasium.Env):  # type: ignore[type-arg]
     def _trouble(self, path: Path) -> None:
         try:
             what = path.read_text()
-            if what != "die always":
+            if "always" not in what:
                 path.unlink()
         except FileNotFoundError:
             return  # another one found it
@@ -42,6 +42,8 @@ class Odd(gymnasium.Env):  # type: ignore[type-arg]
         if what == "hang":
             while True:
                 time.sleep(0.01)
+        if what.startswith("raise"):
+            raise ValueError("ouch")
         os._exit(7)
 
 

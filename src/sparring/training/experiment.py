@@ -15,6 +15,7 @@ __all__ = [
     "Checkpoints",
     "Evaluation",
     "Experiment",
+    "Resources",
     "Rollout",
     "Stop",
     "check_keys",
@@ -26,6 +27,7 @@ __all__ = [
 
 Positive = Annotated[int, msgspec.Meta(ge=1)]
 Count = Annotated[int, msgspec.Meta(ge=0)]
+Share = Annotated[float, msgspec.Meta(ge=0)]
 Seconds = Annotated[float, msgspec.Meta(gt=0)]
 
 
@@ -35,6 +37,16 @@ class Rollout(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     steps: Positive | None = None  # of each environment that travel at once; none: chosen for the algorithm
     overlap: bool = False  # on-policy: play the next batch with the old policy while this one is learned
     limit: Seconds = 60.0  # a worker whose game answers later than this is killed and replaced
+
+
+class Resources(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What `runner: ray` may use."""
+
+    address: str | None = None  # of a cluster; none: one of our own on this machine
+    cpus: Positive | None = None  # of a cluster of our own; none: as many as the machine has
+    actor_cpus: Share = 1.0  # of each rollout actor; parts are fine
+    actor_gpus: Share = 0.0
+    devices: Positive = 1  # on which an update is computed together, each with its part of the batch
 
 
 class Stop(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -62,6 +74,8 @@ class Experiment(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     source: Literal["simulate", "store"] = "simulate"
     store: str | None = None  # the data directory or store.db of `source: store`
     rollout: Rollout = Rollout()
+    runner: Literal["local", "ray"] = "local"  # who runs rollout workers: this machine, or a Ray cluster
+    resources: Resources = Resources()
     iteration: Positive = 1000  # off-policy: steps of experience (offline: updates) per row of metrics
     stop: Stop = Stop()
     evaluation: Evaluation = Evaluation()
@@ -72,6 +86,8 @@ class Experiment(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     def __post_init__(self) -> None:
         if not isinstance(self.algorithm.get("name"), str):
             raise ValueError("algorithm.name is missing: say which algorithm, such as {name: ppo}")
+        if self.runner == "ray" and self.rollout.workers == 0:
+            raise ValueError("runner: ray plays in actors: say how many with rollout.workers")
         if self.source == "store" and self.store is None:
             raise ValueError("store is missing: where are the fragments? (a data directory, such as .sparring)")
 

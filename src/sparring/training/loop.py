@@ -31,7 +31,7 @@ __all__ = ["INTERRUPTED", "Interrupted", "resume", "train"]
 
 log = logging.getLogger("sparring.training")
 INTERRUPTED = 75  # exit code after SIGTERM or Ctrl-C: a checkpoint was written, --resume goes on (EX_TEMPFAIL)
-CHANGEABLE = ("stop", "evaluation", "checkpoint")  # of an experiment that has begun
+CHANGEABLE = ("stop", "evaluation", "checkpoint", "runner", "resources")  # of an experiment that has begun
 OFFLINE = ("bc", "cql", "iql")  # they learn from others' play and have no way to explore
 RECENT = 20  # episodes that must have ended before their mean return can stop a run without evaluation
 

@@ -6,6 +6,7 @@ replaced; its unfinished block is lost, nothing else.
 """
 
 import contextlib
+import importlib
 import logging
 import mmap
 import os
@@ -18,11 +19,11 @@ import time
 from collections import deque
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import msgspec
 
-from sparring.errors import SparringError
+from sparring.errors import InputError, SparringError
 from sparring.games.spec import Array
 from sparring.games.vector import build
 from sparring.networks.policy import Policy
@@ -39,8 +40,10 @@ from sparring.training.actor import (
     unpack,
     worker_seed,
 )
+from sparring.training.experiment import Experiment
+from sparring.training.metrics import Row
 
-__all__ = ["Block", "Local", "Pool", "Source", "open_source", "plan_for"]
+__all__ = ["Block", "Local", "Pool", "Source", "load_cluster", "open_source", "plan_for"]
 
 log = logging.getLogger("sparring.rollout")
 STARTING = 120.0  # seconds that a worker may take to import and make its games
@@ -57,7 +60,6 @@ class Block(NamedTuple):
 
 class Source(Protocol):
     plan: Plan
-    replaced: int  # workers that died or hung
 
     def publish(self, policy: Policy, at_random: bool = False) -> None:
         """Blocks that are begun from now on are played with this."""
@@ -70,6 +72,9 @@ class Source(Protocol):
 
     def release(self, block: Block) -> None:
         """Done with it: its worker may fill it anew."""
+
+    def metrics(self) -> Row:
+        """About the workers, since the last call."""
 
     def state(self) -> list[dict[str, Array] | None]:
         """Of every worker, to go on identically; none of those who are playing or cannot tell."""
@@ -85,16 +90,27 @@ def plan_for(
 
 
 def open_source(
-    plan: Plan, workers: int, limit: float, logs: Path, states: list[dict[str, Array] | None] | None = None
+    plan: Plan, experiment: Experiment, logs: Path, states: list[dict[str, Array] | None] | None = None
 ) -> "Source":
-    return Pool(plan, limit, logs, states) if workers else Local(plan, states)
+    limit = experiment.rollout.limit
+    if experiment.runner == "ray":
+        return load_cluster().RayPool(plan, limit, experiment.resources, states)
+    return Pool(plan, limit, logs, states) if experiment.rollout.workers else Local(plan, states)
+
+
+def load_cluster() -> Any:
+    """Ray is an extra, and takes a second to import."""
+    try:
+        return importlib.import_module("sparring.training.cluster")
+    except ImportError as error:
+        raise InputError(f"a cluster needs Ray ({error}): pip install 'sparring[ray]'") from error
 
 
 class Local:
     """One actor in this process: blocks are played when they are taken. For debuggers, small games and identity."""
 
     def __init__(self, plan: Plan, states: list[dict[str, Array] | None] | None = None) -> None:
-        self.plan, self.replaced = plan, 0
+        self.plan = plan
         self.arena = Arena(plan, bytearray(Arena.size_of(plan)))
         self.actor = Actor(plan.game, build(plan.game, plan.envs), worker_seed(plan, 0))
         if states and states[0] is not None:
@@ -115,6 +131,9 @@ class Local:
 
     def release(self, block: Block) -> None:
         pass
+
+    def metrics(self) -> Row:
+        return {"rollout/replaced": 0}
 
     def state(self) -> list[dict[str, Array] | None]:
         return [self.actor.state()]
@@ -250,6 +269,9 @@ class Pool:
             )
         log.warning("rollout worker %d %s; it is replaced. Its last words:\n%s", worker.index, why, last)
         self._spawn(worker)
+
+    def metrics(self) -> Row:
+        return {"rollout/replaced": self.replaced}
 
     def state(self) -> list[dict[str, Array] | None]:
         states: list[dict[str, Array] | None] = []

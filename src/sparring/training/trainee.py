@@ -6,6 +6,8 @@ from typing import Any
 
 import jax
 import numpy as np
+from jax.sharding import Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
 
 from sparring.errors import InputError
 from sparring.experience.replay import END, TERMINAL, Replay, encode_action, encode_obs
@@ -15,7 +17,7 @@ from sparring.games.spec import Array
 from sparring.training.experiment import Experiment
 from sparring.training.learner import Learner
 from sparring.training.metrics import Episodes, Phases, Row
-from sparring.training.rollout import Block, Source, open_source, plan_for
+from sparring.training.rollout import Block, Source, load_cluster, open_source, plan_for
 
 __all__ = ["OffPolicy", "OnPolicy", "Trainee"]
 
@@ -23,13 +25,28 @@ FUSED_BYTES = 64 << 20  # of batches at most for one call
 States = list[dict[str, Array] | None]
 
 
+def device_mesh(count: int) -> Mesh | None:
+    if count == 1:
+        return None
+    found = jax.devices()
+    if len(found) < count:
+        raise InputError(
+            f"resources.devices is {count}, JAX has {len(found)} ({found[0].platform}): lower it. "
+            f"To try it out on CPUs: XLA_FLAGS=--xla_force_host_platform_device_count={count}"
+        )
+    return Mesh(np.array(found[:count]), ("device",))
+
+
 class Trainee(Learner):
     """What both ways have in common."""
+
+    parts = P("device")  # type: ignore[no-untyped-call]  # how data is divided between devices: by its first axis
 
     def __init__(self, experiment: Experiment, algorithm: Any, logs: Path) -> None:
         super().__init__(algorithm, experiment.seed)
         self.experiment, self.logs = experiment, logs
         self.phases, self.episodes = Phases(), Episodes()
+        self.mesh = device_mesh(experiment.resources.devices)
         self.lag = 0
         self.source: Source | None = None
 
@@ -39,6 +56,8 @@ class Trainee(Learner):
 
     def prepare(self) -> None:
         """What a new run needs before it begins; a resumed one has it in its checkpoint. May refuse."""
+        if self.experiment.runner == "ray":
+            load_cluster().require(self.experiment.resources, self.experiment.rollout.workers)
 
     def open(self, states: States | None = None) -> None:
         """Starts playing; `states` of the workers when a run is resumed."""
@@ -56,14 +75,21 @@ class Trainee(Learner):
             seed=self.experiment.seed,
             polite=not self.algorithm.on_policy,
         )
-        self.source = open_source(plan, rollout.workers, rollout.limit, self.logs, states)
+        self.source = open_source(plan, self.experiment, self.logs, states)
         return self.source
+
+    def apply(self, data: Any) -> dict[str, Any]:
+        """With several devices each gets its part of the data; XLA adds what they find, so nothing else changes."""
+        if self.mesh is not None:
+            data = jax.device_put(data, NamedSharding(self.mesh, self.parts))
+            self.state = jax.device_put(self.state, NamedSharding(self.mesh, P()))  # type: ignore[no-untyped-call]
+        return super().apply(data)
 
     def _row(self) -> Row:
         row: Row = {"steps": self.steps, "updates": self.updates, **self.episodes.take(), **self.phases.take()}
         row |= {"policy/exploration": self.exploration, "policy/lag": self.lag}
         if self.source is not None:
-            row["rollout/replaced"] = self.source.replaced
+            row |= self.source.metrics()
         return row | self.metrics
 
     def save(self) -> tuple[dict[str, Array], dict[str, Any]]:
@@ -95,6 +121,8 @@ class OffPolicy(Trainee):
     """Blocks go into the replay window as they come; each step of play allows so many updates. Workers play on while
     we learn, at most two blocks ahead: learning that is slower than play slows play down."""
 
+    parts = P(None, "device")  # type: ignore[no-untyped-call]  # each batch, not the batches: they are learned one after the other
+
     def __init__(self, experiment: Experiment, algorithm: Any, logs: Path) -> None:
         super().__init__(experiment, algorithm, logs)
         rollout, c = experiment.rollout, self.config
@@ -106,6 +134,8 @@ class OffPolicy(Trainee):
                 f"algorithm.replay is {c.replay} rows, one block of play has {rows}: "
                 "enlarge it, or lower rollout.envs or rollout.steps"
             )
+        if c.batch % experiment.resources.devices:
+            raise InputError(f"algorithm.batch ({c.batch}) is not a multiple of resources.devices: make it one")
         self.debt = 0.0  # updates that play so far allows and that were not made yet
         row_bytes = 2 * c.batch * self.replay.obs[0].nbytes
         per_block = round(rollout.envs * self.block_steps * c.updates_per_step)
@@ -193,6 +223,11 @@ class OnPolicy(Trainee):
             raise InputError(
                 f"algorithm.steps ({wanted}) is not a multiple of the {self.streams} environments "
                 f"(rollout.workers × rollout.envs): make it one"
+            )
+        if self.streams % experiment.resources.devices:
+            raise InputError(
+                f"the {self.streams} environments (rollout.workers × rollout.envs) are not a multiple of "
+                "resources.devices: make them one"
             )
         self.block_steps = wanted // self.streams
 

@@ -1,0 +1,236 @@
+"""The Ray runner on a real Ray with token authentication: it plays what local workers play, survives what kills its
+actors, tells what is missing at once. Two hosts are two network namespaces."""
+
+import logging
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from sparring.errors import InputError, SparringError
+from sparring.training import checkpoint, loop
+from sparring.training.experiment import Experiment, Resources, Rollout, Stop
+
+pytestmark = pytest.mark.real
+HERE = Path(__file__).parent
+SMALL = [{"layer": "dense", "units": 16}]
+PPO = {"name": "ppo", "layers": SMALL, "steps": 128, "minibatch": 32, "epochs": 2}
+DQN = {"name": "dqn", "layers": SMALL, "learning_starts": 64, "batch": 16, "replay": 3000}
+SHARE = Resources(actor_cpus=0.25)
+
+
+@pytest.fixture(scope="module")
+def token(tmp_path_factory):
+    """A home of its own for the secret; Ray reads it when it is imported, so this comes first."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("RAY_AUTH_TOKEN_PATH", str(tmp_path_factory.mktemp("ray") / "token"))
+        patch.setenv("PYTHONPATH", os.pathsep.join([str(HERE), *filter(None, [os.environ.get("PYTHONPATH")])]))
+        patch.syspath_prepend(HERE)
+        yield
+
+
+@pytest.fixture(scope="module")
+def ray(token):
+    from sparring.training import cluster
+
+    cluster.connect(Resources(cpus=2))
+    yield cluster.ray
+    cluster.ray.shutdown()
+
+
+def experiment(out: Path, **changes) -> Experiment:
+    fields = {
+        "game": "CartPole-v1",
+        "algorithm": PPO,
+        "rollout": Rollout(workers=2, envs=2),
+        "runner": "ray",
+        "resources": SHARE,
+        "iteration": 200,
+        "stop": Stop(iterations=3),
+        "seed": 1,
+        "out": str(out),
+    }
+    return Experiment(**(fields | changes))
+
+
+def test_actors_play_and_learn_what_local_workers_do(ray, tmp_path):
+    there = loop.train(experiment(tmp_path / "ray"))
+    here = loop.train(experiment(tmp_path / "local", runner="local"))
+    ours, theirs = (checkpoint.load(run.checkpoints()[-1])[0] for run in (here, there))
+    assert ours.keys() == theirs.keys()
+    for name, array in ours.items():
+        assert np.array_equal(array, theirs[name]), name
+    row = there.rows()[-1]
+    assert 0 < row["rollout/utilisation_0"] <= 1
+    assert {"time/sample_s", "time/load_s", "time/learn_s", "time/update_s"} < set(row)
+
+
+@pytest.mark.parametrize("algorithm", [DQN, PPO], ids=["dqn", "ppo, overlapping"])
+def test_off_policy_and_asynchronous(ray, tmp_path, algorithm):
+    run = loop.train(
+        experiment(tmp_path / "run", algorithm=algorithm, rollout=Rollout(workers=2, envs=2, overlap=True))
+    )
+    rows = run.rows()
+    assert rows[-1]["updates"] > 0
+    if algorithm is DQN:
+        made, allowed = rows[-1]["updates"], rows[-1]["steps"] * 1.0
+        assert made <= allowed
+    else:
+        assert rows[-1]["policy/lag"] == 1  # played one policy behind, which V-trace corrects
+
+
+def test_resumed_run_goes_on_identically(ray, tmp_path):
+    whole = loop.train(experiment(tmp_path / "whole", stop=Stop(iterations=4)))
+    parts = loop.train(experiment(tmp_path / "parts", stop=Stop(iterations=2)))
+    parts = loop.resume(parts.path, ["stop.iterations=4", "resources.actor_cpus=0.5"])
+    ours, theirs = (checkpoint.load(run.checkpoints()[-1])[0] for run in (whole, parts))
+    for name, array in ours.items():
+        assert np.array_equal(array, theirs[name]), name
+
+
+def test_killed_actors_are_replaced(ray, tmp_path, caplog):
+    """Every few blocks one of them, with kill -9; every block that comes is whole."""
+    from test_rollout import plan, policy_for
+
+    from sparring.experience.replay import END
+    from sparring.training.cluster import RayPool
+
+    policy = policy_for("CartPole-v1")
+    pool = RayPool(plan(policy, 2), 60.0, SHARE)
+    rng = np.random.default_rng(0)
+    try:
+        pool.publish(policy)
+        pool.start()
+        pool.start()
+        for number in range(40):
+            block = pool.take()
+            assert np.isfinite(block.rows.obs).all()
+            assert (block.rows.kind[:, -1] == END).all()
+            pool.release(block)
+            if number in (5, 15, 25):
+                victim = pool.places[int(rng.integers(2))]
+                await_(lambda victim=victim: victim.pid)
+                os.kill(victim.pid, signal.SIGKILL)
+                victim.pid = 0
+        assert pool.replaced == 3
+    finally:
+        pool.close()
+    assert "is replaced" in caplog.text
+    assert "Its last words" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("trouble", "says"), [("die", "trouble"), ("hang", "odd_games.py"), ("raise", "ValueError: ouch")]
+)
+def test_trouble_in_one_actor_is_told_once_and_isolated(ray, tmp_path, caplog, trouble, says):
+    from test_rollout import plan, policy_for
+
+    from sparring.training.cluster import RayPool
+
+    policy = policy_for("odd_games:Odd-v0")
+    (tmp_path / "trouble").write_text(trouble)
+    pool = RayPool(plan(policy, 2), 2.0, SHARE, environment={"ODD_TROUBLE": str(tmp_path / "trouble")})
+    with caplog.at_level(logging.WARNING):
+        try:
+            pool.publish(policy)
+            for _ in range(4):
+                pool.start()
+                assert {pool.take().worker, pool.take().worker} == {0, 1}
+            assert pool.replaced == 1
+        finally:
+            pool.close()
+    assert caplog.text.count(says) >= 1
+    assert caplog.text.count("is replaced") == 1
+
+
+def test_a_game_that_always_fails_ends_the_run_with_its_traceback(ray, tmp_path):
+    from test_rollout import plan, policy_for
+
+    from sparring.training.cluster import RayPool
+
+    policy = policy_for("odd_games:Odd-v0")
+    (tmp_path / "trouble").write_text("raise always")
+    pool = RayPool(plan(policy, 1), 5.0, SHARE, environment={"ODD_TROUBLE": str(tmp_path / "trouble")})
+    try:
+        pool.publish(policy)
+        pool.start()
+        with pytest.raises(SparringError, match=r"3 times in a row(.|\n)*ValueError: ouch"):
+            pool.take()
+    finally:
+        pool.close()
+
+
+def test_not_enough_is_told_at_once(ray, tmp_path):
+    asked = experiment(tmp_path / "run", rollout=Rollout(workers=64), algorithm=PPO, resources=Resources(actor_cpus=1))
+    began = time.monotonic()
+    with pytest.raises(InputError, match=r"64 rollout actors with 1 CPUs .* has room for 2\. Lower rollout\.workers"):
+        loop.train(asked)
+    assert time.monotonic() - began < 30
+    with pytest.raises(InputError, match="GPUs each do not fit"):
+        loop.train(experiment(tmp_path / "gpu", resources=Resources(actor_cpus=0.1, actor_gpus=0.5)))
+    assert not (tmp_path / "run" / "metrics.csv").exists()
+
+
+def test_several_devices_compute_one_update(tmp_path):
+    """Virtual ones, in a process of its own: JAX counts them once."""
+    code = """
+import sys, numpy as np
+from pathlib import Path
+from sparring.training import loop, checkpoint
+from sparring.training.experiment import Experiment, Resources, Rollout, Stop
+out, algorithm = Path(sys.argv[1]), eval(sys.argv[2])
+found = []
+for devices in (1, 2):
+    run = loop.train(Experiment(game="CartPole-v1", algorithm=algorithm, rollout=Rollout(envs=4), iteration=200, seed=1,
+        stop=Stop(iterations=2), resources=Resources(devices=devices), out=str(out / str(devices))))
+    found.append(checkpoint.load(run.checkpoints()[-1])[0])
+for name, array in found[0].items():
+    if name.startswith("state.") and array.dtype == np.float32:
+        np.testing.assert_allclose(array, found[1][name], rtol=2e-3, atol=2e-4, err_msg=name)
+print("same")
+"""
+    flags = os.environ | {"XLA_FLAGS": "--xla_force_host_platform_device_count=2"}
+    for algorithm in (DQN, PPO):
+        out = tmp_path / algorithm["name"]
+        done = subprocess.run(
+            [sys.executable, "-c", code, str(out), repr(algorithm)],
+            env=flags,
+            capture_output=True,
+            text=True,
+            timeout=240,
+        )
+        assert "same" in done.stdout, done.stderr[-3000:]
+
+
+def test_more_devices_than_there_are(tmp_path):
+    with pytest.raises(InputError, match=r"resources\.devices is 64, JAX has \d+ \(cpu\)"):
+        loop.train(experiment(tmp_path / "run", runner="local", resources=Resources(devices=64)))
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        ([], "say either --head, to begin a cluster, or --join"),
+        (["--head", "--join", "127.0.0.1:1"], "say either --head"),
+        (["--join", "127.0.0.1:1"], "there is no head at 127.0.0.1:1"),
+        (["--join", "nowhere"], "there is no head at nowhere"),
+    ],
+)
+def test_no_cluster_to_make_or_join(words, says):
+    done = subprocess.run(
+        [sys.executable, "-m", "sparring.cli", "cluster", "up", *words], capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == 2
+    assert says in " ".join(done.stderr.split())
+
+
+def await_(condition, seconds=60.0):
+    until = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < until
+        time.sleep(0.05)
