@@ -110,12 +110,13 @@ class TestPool:
             pool.start()
             pool.start()
             heard = []
-            while len(set(heard)) < 3 or len(heard) < 30:
-                time.sleep(0.1 if len(set(heard)) == 3 else 0)  # once all have started, all are done when we come
+            for _ in range(12):
+                while not all(worker.control.poll() for worker in pool.workers):
+                    time.sleep(0.01)
                 block = pool.take()
                 heard.append(block.worker)
                 pool.release(block)
-            assert min(heard[-12:].count(worker) for worker in range(3)) >= 3
+            assert [heard.count(worker) for worker in range(3)] == [4, 4, 4]
         finally:
             pool.close()
 
