@@ -93,6 +93,29 @@ def test_resumed_run_goes_on_identically(ray, tmp_path):
         assert np.array_equal(array, theirs[name]), name
 
 
+def test_a_learner_slower_than_play_hears_every_actor(ray):
+    from test_rollout import plan, policy_for
+
+    from sparring.training.cluster import RayPool
+
+    policy = policy_for("CartPole-v1")
+    pool = RayPool(plan(policy, 3), 60.0, SHARE)
+    try:
+        pool.publish(policy)
+        pool.start()
+        pool.start()
+        heard = []
+        for _ in range(9):
+            owed = [ref for place in pool.places for ref in place.asked]
+            assert len(ray.wait(owed, num_returns=len(owed), timeout=60)[1]) == 0  # all are done
+            block = pool.take()
+            heard.append(block.worker)
+            pool.release(block)
+        assert [heard.count(worker) for worker in range(3)] == [3, 3, 3]
+    finally:
+        pool.close()
+
+
 def test_killed_actors_are_replaced(ray, tmp_path, caplog):
     """Every few blocks one of them, with kill -9; every block that comes is whole."""
     from test_rollout import plan, policy_for
@@ -146,6 +169,25 @@ def test_trouble_in_one_actor_is_told_once_and_isolated(ray, tmp_path, caplog, t
             pool.close()
     assert caplog.text.count(says) >= 1
     assert caplog.text.count("is replaced") == 1
+
+
+def test_no_room_for_a_replacement_ends_the_run(ray, monkeypatch):
+    from test_rollout import plan, policy_for
+
+    from sparring.training import cluster
+
+    policy = policy_for("CartPole-v1")
+    pool = cluster.RayPool(plan(policy, 1), 60.0, SHARE)
+    try:
+        pool.publish(policy)
+        os.kill(pool.places[0].pid, signal.SIGKILL)
+        pool.resources = Resources(actor_cpus=64)  # as if the only node with room were gone
+        monkeypatch.setattr(cluster, "STARTING", 3.0)
+        pool.start()
+        with pytest.raises(SparringError, match=r"did not start again within 3 s: the cluster has .* Lower rollout"):
+            pool.take()
+    finally:
+        pool.close()
 
 
 def test_a_game_that_always_fails_ends_the_run_with_its_traceback(ray, tmp_path):

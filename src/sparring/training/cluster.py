@@ -52,7 +52,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy  # noq
 __all__ = ["RayPool", "connect", "use_token"]
 
 log = logging.getLogger("sparring.cluster")
-LOOK = 1.0  # seconds between looks for actors that owe us a block for too long
+LOOK = 1.0  # seconds between looks for actors that do not start
 Fill = tuple[int, list[tuple[float, int]], Rows, float]  # version, episodes, rows, seconds
 
 
@@ -176,6 +176,8 @@ class _Place:
         self.node, self.pid = "", 0
         self.logs: list[str] = []
         self.asked: dict[Any, int] = {}  # results it owes us → slot, in order
+        self.since = 0.0  # when it was asked to start
+        self.heard = 0.0  # when it last gave us a block
         self.busy = 0.0  # seconds it played since the last report
 
 
@@ -220,7 +222,7 @@ class RayPool:
                 self.environment,
             )
         )
-        place.node, place.logs = "", []
+        place.node, place.logs, place.since = "", [], time.monotonic()
         slots = list(place.asked.values())  # what its predecessor was asked for
         place.asked.clear()
         for slot in slots:
@@ -231,12 +233,7 @@ class RayPool:
         asked = {place.actor.where.remote(): place for place in self.places}
         ready, missing = ray.wait(list(asked), num_returns=len(asked), timeout=STARTING)
         if missing:
-            free = ray.available_resources()
-            raise SparringError(
-                f"{len(missing)} of {len(asked)} rollout actors did not start within {STARTING:.0f} s: the cluster has "
-                f"{free.get('CPU', 0.0):g} CPUs and {free.get('GPU', 0.0):g} GPUs free; somebody else may be using "
-                "the rest. Lower rollout.workers, or wait for them"
-            )
+            raise SparringError(f"{len(missing)} of {len(asked)} rollout actors did not start {_within()}")
         for ref in ready:
             place = asked[ref]
             try:
@@ -273,17 +270,26 @@ class RayPool:
     def take(self) -> Block:
         while True:
             owed = {ref: place for place in self.places for ref in list(place.asked)[:1]}
-            ready, _ = ray.wait(list(owed), num_returns=1, timeout=LOOK)
-            for ref in ready:
+            ray.wait(list(owed), num_returns=1, timeout=LOOK)
+            self._require_started()
+            ready, _ = ray.wait(list(owed), num_returns=len(owed), timeout=0)
+            # Who was heard longest ago comes first, as in `rollout.Pool`.
+            for ref in sorted(ready, key=lambda ref: owed[ref].heard):
                 place = owed[ref]
                 try:
                     version, episodes, rows, seconds = ray.get(ref)
                 except ray.exceptions.RayError as error:
                     self._replace(place, error)
                     continue
-                place.failures = 0
+                place.failures, place.heard = 0, time.monotonic()
                 place.busy += seconds
                 return Block(place.index, place.asked.pop(ref), self.version - version, rows, episodes)
+
+    def _require_started(self) -> None:
+        """After a node is lost there may be no room for those who played there."""
+        for place in self.places:
+            if not place.node and time.monotonic() - place.since > STARTING:
+                raise SparringError(f"rollout actor {place.index} did not start again {_within()}")
 
     def _replace(self, place: _Place, error: Exception) -> None:
         place.failures += 1
@@ -353,6 +359,14 @@ class RayPool:
         for place in self.places:
             if place.actor is not None:
                 ray.kill(place.actor)
+
+
+def _within() -> str:
+    free = ray.available_resources()
+    return (
+        f"within {STARTING:.0f} s: the cluster has {free.get('CPU', 0.0):g} CPUs and {free.get('GPU', 0.0):g} GPUs "
+        "free. Lower rollout.workers, add nodes, or wait until others are done"
+    )
 
 
 def cause(error: Exception) -> str:
