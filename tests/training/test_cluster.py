@@ -1,8 +1,11 @@
 """The Ray runner on a real Ray with token authentication: it plays what local workers play, survives what kills its
 actors, tells what is missing at once. Two hosts are two network namespaces."""
 
+import contextlib
+import json
 import logging
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -276,3 +279,73 @@ def await_(condition, seconds=60.0):
     while not condition():
         assert time.monotonic() < until
         time.sleep(0.05)
+
+
+# Two hosts
+
+
+@pytest.fixture
+def hosts(token):
+    """Two network namespaces with a cable between them: a command's first words, and the address, of each."""
+    if os.geteuid() or not shutil.which("ip"):
+        pytest.skip("network namespaces need root and the ip command")
+    names = [f"sparring-{os.getpid()}-{side}" for side in "ab"]
+    addresses = ["10.77.0.1", "10.77.0.2"]
+    try:
+        for name in names:
+            ip("netns", "add", name)
+            ip("-n", name, "link", "set", "lo", "up")
+        ip("link", "add", "cable", "netns", names[0], "type", "veth", "peer", "name", "cable", "netns", names[1])
+        for name, address in zip(names, addresses, strict=True):
+            ip("-n", name, "addr", "add", f"{address}/24", "dev", "cable")
+            ip("-n", name, "link", "set", "cable", "up")
+        yield [
+            (["nsenter", f"--net=/run/netns/{name}"], address) for name, address in zip(names, addresses, strict=True)
+        ]
+    finally:
+        for name in names:
+            for pid in ip("netns", "pids", name).split():
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(int(pid), signal.SIGKILL)
+            ip("netns", "del", name)
+
+
+def ip(*words: str) -> str:
+    return subprocess.run(["ip", *words], check=True, capture_output=True, text=True).stdout
+
+
+def sparring(*words: str) -> str:
+    done = subprocess.run(words, capture_output=True, text=True, timeout=200)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def test_two_hosts_and_then_one(hosts, tmp_path):
+    """A cluster of two, made as its users make it; during the run one of its nodes is lost."""
+    (head, address), (other, theirs) = hosts
+    command = [sys.executable, "-m", "sparring.cli"]
+    told = sparring(*head, *command, "cluster", "up", "--head", "--host", address, "--cpus", "2")
+    assert f"--join {address}:6379" in told
+    sparring(*other, *command, "cluster", "up", "--join", f"{address}:6379", "--host", theirs, "--cpus", "2")
+    listed = sparring(*head, *command, "cluster", "status", "--address", f"{address}:6379")
+    assert address in listed
+    assert theirs in listed
+
+    out = tmp_path / "run"
+    changes = ["runner=ray", "rollout.workers=4", f"resources.address={address}:6379", "resources.actor_cpus=0.5"]
+    changes += ["algorithm.steps=512", "stop.iterations=40"]
+    sets = [word for change in changes for word in ("--set", change)]
+    words = [*head, *command, "train", "CartPole-v1", "--algorithm", "ppo", "--out", str(out), *sets]
+    with (tmp_path / "log").open("w") as log:
+        run = subprocess.Popen(words, stdout=log, stderr=log)
+    try:
+        await_(lambda: (out / "metrics.jsonl").is_file() and (out / "metrics.jsonl").read_text().count("\n") > 2, 120)
+        for pid in ip("netns", "pids", Path(other[1]).name).split():
+            os.kill(int(pid), signal.SIGKILL)
+        assert run.wait(200) == 0, (tmp_path / "log").read_text()
+    finally:
+        run.kill()
+    rows = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+    assert [row["iteration"] for row in rows] == list(range(1, 41))
+    assert rows[-1]["rollout/replaced"] >= 1
+    assert "is replaced" in (tmp_path / "log").read_text()
