@@ -41,7 +41,9 @@ def token(tmp_path_factory):
 def ray(token):
     from sparring.training import cluster
 
-    cluster.connect(Resources(cpus=2))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("RAY_ADDRESS", "127.0.0.1:1")  # a cluster that is gone: not ours, and nobody asked for it
+        cluster.connect(Resources(cpus=2))
     yield cluster.ray
     cluster.ray.shutdown()
 

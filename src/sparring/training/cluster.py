@@ -63,7 +63,8 @@ def connect(resources: Resources) -> None:
     options: dict[str, Any] = {"logging_level": logging.ERROR, "log_to_driver": False, "configure_logging": False}
     try:
         if resources.address is None:
-            ray.init(include_dashboard=False, num_cpus=resources.cpus, **options)
+            # Without this word Ray joins whatever cluster this machine was last part of, gone or not.
+            ray.init("local", include_dashboard=False, num_cpus=resources.cpus, **options)
         else:
             ray.init(resources.address, **options)
     except (ConnectionError, RuntimeError, ValueError) as error:
