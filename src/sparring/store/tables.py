@@ -313,17 +313,19 @@ def append(
 ) -> list[list[Outcome] | InputError]:
     """The answer to each submission, all in one transaction. One that does not belong here is refused, alone."""
     try:
-        return _transact(db, ledger, submissions, now, {})
+        return _transact(db, ledger, submissions, now, [])
     except sqlite3.IntegrityError:  # some ids are there already, which is rare enough to be found out this way
-        return _transact(db, ledger, submissions, now, _known(db, [f.id for s in submissions for f in s.fragments]))
+        return _transact(db, ledger, submissions, now, [f.id for s in submissions for f in s.fragments])
 
 
 def _transact(
-    db: sqlite3.Connection, ledger: Ledger, submissions: Sequence[Submission], now: float, known: _Bodies
+    db: sqlite3.Connection, ledger: Ledger, submissions: Sequence[Submission], now: float, suspects: list[str]
 ) -> list[list[Outcome] | InputError]:
+    """`suspects`: ids that may be there already. Looked up inside the transaction: another writer could add one."""
     try:
         with transaction(db):
             ledger.refresh(db)
+            known = _known(db, suspects)
             return _append(db, ledger, submissions, now, known)
     except BaseException:
         ledger.forget()

@@ -36,6 +36,11 @@ class Rows(NamedTuple):
     log_prob: Array
 
 
+def row_types(game: Game) -> tuple[Any, ...]:
+    """The NumPy type of each of Rows' columns."""
+    return game.observation.element, game.action.element, "<f4", "u1", "<f4"
+
+
 class Plan(msgspec.Struct, frozen=True):
     """What a group of actors shares: the game, the policy's form and the sizes of the blocks."""
 
@@ -156,12 +161,7 @@ class Arena:
         self.weights = cut(np.float32, (2, size))
         self.beats = cut(np.float64, (plan.workers, 8))  # a cache line each
         shape = (plan.workers, plan.slots, plan.envs, plan.steps + 1)
-        self.rows = Rows(
-            *(
-                cut(dtype, shape)
-                for dtype in (plan.game.observation.element, plan.game.action.element, "<f4", "u1", "<f4")
-            )
-        )
+        self.rows = Rows(*(cut(dtype, shape) for dtype in row_types(plan.game)))
         self.size = cut.at
 
     @classmethod
@@ -219,9 +219,7 @@ def serve(control: Connection, memory: int) -> None:
     if plan.polite:
         os.nice(10)
     arena = Arena(plan, mmap.mmap(memory, order.size))
-    actor = Actor(plan.game, build(plan.game, plan.envs), worker_seed(plan, order.worker), order.life)
-    if order.state is not None:
-        actor.restore(unpack(order.state))
+    actor = create_actor(plan, order.worker, order.life, order.state)
     actor.beat = arena.beats[order.worker]
     flat = np.empty(arena.weights.shape[1], np.float32)
     policy = Policy(plan.game, plan.layers, plan.head, dict(views(plan, flat)))
@@ -237,6 +235,14 @@ def serve(control: Connection, memory: int) -> None:
             policy = policy.explore(exploration)
         episodes = actor.fill(arena.block(order.worker, slot), policy, at_random)
         control.send_bytes(msgspec.msgpack.encode(Filled(slot, version, episodes)))
+
+
+def create_actor(plan: Plan, worker: int, life: int, state: dict[str, bytes] | None) -> Actor:
+    """A worker's, from its packed `state` on if there is one."""
+    actor = Actor(plan.game, build(plan.game, plan.envs), worker_seed(plan, worker), life)
+    if state is not None:
+        actor.restore(unpack(state))
+    return actor
 
 
 def worker_seed(plan: Plan, worker: int) -> int:

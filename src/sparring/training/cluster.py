@@ -19,9 +19,8 @@ import numpy as np
 import sparring
 from sparring.errors import InputError, SparringError
 from sparring.games.spec import Array
-from sparring.games.vector import build
 from sparring.networks.policy import Policy
-from sparring.training.actor import Actor, Plan, Rows, pack, unpack, views, worker_seed
+from sparring.training.actor import Plan, Rows, create_actor, pack, row_types, unpack, views
 from sparring.training.experiment import Resources
 from sparring.training.metrics import Row
 from sparring.training.rollout import LIVES, STARTING, Block, tail
@@ -127,14 +126,10 @@ class RolloutActor:
         os.environ.update(environment)
         self.plan = msgspec.msgpack.decode(plan, type=Plan)
         self.watch = _Watch(limit)
-        self.actor = Actor(self.plan.game, build(self.plan.game, self.plan.envs), worker_seed(self.plan, index), life)
-        if state is not None:
-            self.actor.restore(unpack(state))
+        self.actor = create_actor(self.plan, index, life, state)
         self.actor.beat = self.watch  # type: ignore[assignment]  # all that `fill` does with it
-        game = self.plan.game
         shape = (self.plan.envs, self.plan.steps + 1)
-        types = (game.observation.element, game.action.element, "<f4", "u1", "<f4")
-        self.rows = Rows(*(np.empty(shape, np.dtype(kind)) for kind in types))
+        self.rows = Rows(*(np.empty(shape, kind) for kind in row_types(self.plan.game)))
         self.version = -1
 
     def where(self) -> tuple[str, str, list[str], int]:
