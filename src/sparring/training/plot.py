@@ -33,15 +33,19 @@ def plot(runs: Sequence[Run], out: Path) -> None:
         raise InputError("figures need matplotlib: pip install 'sparring[train]'") from error
     matplotlib.use("Agg")
     from matplotlib import pyplot
+    from matplotlib.ticker import EngFormatter
 
     told = groups(runs)
     figure, (by_steps, by_time, phases) = pyplot.subplots(1, 3, figsize=(15, 4.2), width_ratios=(2, 2, 1.2))
+    unit, seconds = _unit_of_time(max(run.rows()[-1]["time/total_s"] for run in runs))
     for label, members in told.items():
-        for axes, x in ((by_steps, "steps"), (by_time, "time/total_s")):
-            _draw(axes, curve([run.rows() for run in members], x), f"{label} ({len(members)})")
-    for axes, name in ((by_steps, "steps"), (by_time, "seconds")):
+        for axes, x, scale in ((by_steps, "steps", 1), (by_time, "time/total_s", seconds)):
+            line = curve([run.rows() for run in members], x)
+            _draw(axes, line._replace(x=line.x / scale), f"{label} ({len(members)})")
+    for axes, name in ((by_steps, "steps"), (by_time, unit)):
         axes.set(xlabel=name, ylabel="return")
         axes.grid(alpha=0.3)
+    by_steps.xaxis.set_major_formatter(EngFormatter(sep=""))
     by_steps.legend(fontsize=8)
     _draw_phases(phases, told)
     figure.tight_layout()
@@ -89,6 +93,13 @@ def curve(seeds: Sequence[list[Row]], x: str) -> Curve:
     return Curve(at, mean, mean - half, mean + half)
 
 
+def _unit_of_time(longest: float) -> tuple[str, int]:
+    """Name and seconds of the unit in which an axis that long has few digits."""
+    if longest < 300:
+        return "seconds", 1
+    return ("minutes", 60) if longest < 3 * 3600 else ("hours", 3600)
+
+
 def _draw(axes: Any, line: Curve, label: str) -> None:
     (drawn,) = axes.plot(line.x, line.mean, label=label)
     axes.fill_between(line.x, line.low, line.high, alpha=0.2, color=drawn.get_color(), linewidth=0)
@@ -104,4 +115,4 @@ def _draw_phases(axes: Any, told: dict[str, list[Run]]) -> None:
         bottom += seconds
     axes.set_xticks(range(len(told)), list(told), rotation=20, ha="right", fontsize=7)
     axes.set(ylabel="seconds per iteration")
-    axes.legend(fontsize=8)
+    axes.legend(fontsize=8, loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=len(PHASES), frameon=False)
