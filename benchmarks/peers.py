@@ -5,7 +5,8 @@
 
 A rate is steps of the game per second of wall clock after the first iteration, so without imports and compilation;
 those are the task `start`. Peers get the better of one and two threads, found before the rounds; tables show medians
-over rounds, ratios are medians of each round's ratio. The machine should do nothing else.
+over rounds, ratios are medians of each round's ratio. "sparring overlap" plays the next batch while this one is
+learned (`rollout.overlap`). The machine should do nothing else.
 """
 
 import argparse
@@ -25,7 +26,7 @@ WIDE, NARROW = [256, 256], [64, 64]
 PPO_HUMANOID = {"steps": 4000, "minibatch": 250, "epochs": 10}
 PPO_CARTPOLE = {"steps": 2048, "minibatch": 64, "epochs": 10}
 TASKS = {
-    "ppo-humanoid": ("raw", "sparring", "sb3", "sbx", "rllib"),
+    "ppo-humanoid": ("raw", "sparring", "sparring overlap", "sb3", "sbx", "rllib"),
     "sac-humanoid": ("sparring", "sb3", "sbx"),
     "td3-humanoid": ("sparring", "sb3", "sbx"),
     "ppo-cartpole": ("sparring", "sb3", "sbx"),
@@ -38,7 +39,7 @@ OFF_POLICY_STARTS, OFF_POLICY_WARM, OFF_POLICY_STEPS = 500, 800, 2_000
 # Children: one contender, one task; print one line of JSON
 
 
-def sparring(task: str) -> dict[str, float]:
+def sparring(task: str, overlap: bool = False) -> dict[str, float]:
     from sparring.training.experiment import Experiment
     from sparring.training.loop import train
 
@@ -53,7 +54,7 @@ def sparring(task: str) -> dict[str, float]:
     asked: dict[str, Any] = {
         "ppo-humanoid": {
             "algorithm": PPO_HUMANOID | {"layers": layers(WIDE, "tanh")},
-            "rollout": {"workers": 2},
+            "rollout": {"workers": 2, "overlap": overlap},
             "stop": {"iterations": 5},
         },
         "sac-humanoid": {"algorithm": off_policy, "rollout": {"workers": 1}, "stop": {"steps": OFF_POLICY_STEPS}},
@@ -254,14 +255,15 @@ def compare(task: str, options: argparse.Namespace) -> None:
         for who in contenders:
             found[who].append(measure(who, task, threads[who], options))
             say(f"{task}, round {number + 1}: {who} {found[who][-1]}")
-    print(f"\n| {task} | threads | steps/s | each round | sparring is |\n|---|---|---|---|---|")
-    ours = [each["rate"] for each in found["sparring"]]
+    ours = {who: [each["rate"] for each in results] for who, results in found.items() if who.startswith("sparring")}
+    heads = "".join(f" {who} is |" for who in ours)
+    print(f"\n| {task} | threads | steps/s | each round |{heads}\n|---|---|---|---|{'---|' * len(ours)}")
     for who, results in found.items():
         rates = [each["rate"] for each in results]
-        ratio = statistics.median(a / b for a, b in zip(ours, rates, strict=True))
         each = ", ".join(f"{rate:,.0f}" for rate in rates)
-        told = threads[who] or "own"
-        print(f"| {who} | {told} | {statistics.median(rates):,.0f} | {each} | {ratio:.2f} × |", flush=True)
+        ratios = [statistics.median(a / b for a, b in zip(mine, rates, strict=True)) for mine in ours.values()]
+        told = "".join(f" {ratio:.2f} × |" for ratio in ratios)
+        print(f"| {who} | {threads[who] or 'own'} | {statistics.median(rates):,.0f} | {each} |{told}", flush=True)
 
 
 def compare_start(options: argparse.Namespace) -> None:
@@ -290,6 +292,7 @@ def main() -> None:
         who, task = options.child
         contenders: dict[str, Callable[[str], dict[str, float]]] = {
             "sparring": sparring,
+            "sparring overlap": lambda task: sparring(task, overlap=True),
             "sb3": sb3,
             "sbx": sbx,
             "rllib": rllib,
