@@ -131,7 +131,9 @@ def read(path: Path, overrides: Iterable[str] = ()) -> Experiment:
 def write(path: Path, experiment: Experiment) -> None:
     import yaml
 
-    path.write_text(yaml.safe_dump(experiment.to_builtins(), sort_keys=False, default_flow_style=None))
+    new = path.with_name(path.name + ".new")  # whole or not at all: a run without its experiment cannot be resumed
+    new.write_text(yaml.safe_dump(experiment.to_builtins(), sort_keys=False, default_flow_style=None))
+    new.replace(path)
 
 
 def override(data: dict[str, Any], changes: Iterable[str]) -> dict[str, Any]:
