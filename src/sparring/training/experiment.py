@@ -104,6 +104,7 @@ class Experiment(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         """Checked; hyperparameters are checked by their algorithm, when it is created."""
         if not isinstance(data, dict):
             raise InputError("an experiment is a mapping with at least `game` and `algorithm`")
+        refuse_sweep(data)
         check_keys(data, cls, "")
         try:
             return msgspec.convert(data, cls)
@@ -184,6 +185,14 @@ def check_keys(data: dict[str, Any], kind: type[msgspec.Struct], path: str) -> N
             if not isinstance(value, dict):
                 raise InputError(f"{full} is {value!r}, but a group of keys: {', '.join(f for f in _names(inner))}")
             check_keys(value, inner, f"{full}.")
+
+
+def refuse_sweep(data: dict[str, Any]) -> None:
+    from sparring.training.sweep.space import find
+
+    searched = next((axis.name for axis in find(data)), None)
+    if searched is not None or "tune" in data:
+        raise InputError(f"this is a sweep ({searched or 'tune'} is searched): use `sparring sweep`")
 
 
 def _names(kind: type[msgspec.Struct]) -> list[str]:

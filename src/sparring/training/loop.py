@@ -56,9 +56,8 @@ def begin(experiment: Experiment, view: View | None = None) -> "Loop":
     game = catalog.load(experiment.game)
     algorithm = create_algorithm(experiment, game)
     use_threads(algorithm)
-    resolved = {"name": experiment.name, **msgspec.to_builtins(hyperparameters(experiment))}
     path = new_directory(experiment, game.name)
-    experiment = msgspec.structs.replace(experiment, algorithm=resolved, out=str(path))
+    experiment = msgspec.structs.replace(resolve(experiment), out=str(path))
     trainee = create_trainee(experiment, algorithm, path / "workers")
     trainee.prepare()  # before anything is written: it may refuse
     path.mkdir(parents=True, exist_ok=True)
@@ -100,6 +99,12 @@ def reopen(path: Path, changes: Iterable[str] = (), view: View | None = None) ->
 def create_algorithm(experiment: Experiment, game: Game) -> Any:
     hyperparameters(experiment)
     return algorithms.create(experiment.name, game, experiment.hyperparameters)
+
+
+def resolve(experiment: Experiment) -> Experiment:
+    """With all hyperparameters, those it leaves out too."""
+    algorithm = {"name": experiment.name, **msgspec.to_builtins(hyperparameters(experiment))}
+    return msgspec.structs.replace(experiment, algorithm=algorithm)
 
 
 def hyperparameters(experiment: Experiment) -> msgspec.Struct:
