@@ -194,12 +194,13 @@ class Sweep:
         import jax
 
         def shapes(values: Values) -> Any:
-            state = jax.eval_shape(self._algorithm(values).init, jax.random.key(0))
+            state = self._algorithm(values).init(jax.random.key(0))
             return jax.tree.map(lambda leaf: (leaf.shape, leaf.dtype), state)
 
         first, *others = corners(self.axes)
+        expected = shapes(first)
         for values in others:
-            if shapes(values) != shapes(first):
+            if shapes(values) != expected:
                 axis = next(axis for axis in self.axes if values[axis.name] != first[axis.name])
                 raise InputError(_pbt(axis, "which changes the network, so that nothing can be copied"))
 

@@ -5,6 +5,7 @@
 import difflib
 import itertools
 import math
+import zlib
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -125,11 +126,16 @@ def points(axes: Sequence[Axis]) -> list[Values]:
 
 
 def draw(axes: Sequence[Axis], seed: int, number: int) -> Values:
-    """Of trial `number`: a point of the grid, the rest at random. By nothing else, so a sweep can be prolonged."""
+    """Of trial `number`: a point of the grid, the rest at random. A value depends on nothing but these and its name, so
+    a sweep can be prolonged, and searching one thing more changes nothing else."""
     grid = points(axes)
     chosen = grid[number % len(grid)]
-    rng = np.random.default_rng([seed, number])
-    return {axis.name: chosen[axis.name] if axis.kind == "grid" else axis.draw(rng) for axis in axes}
+    return {
+        axis.name: chosen[axis.name]
+        if axis.kind == "grid"
+        else axis.draw(np.random.default_rng([seed, number, zlib.crc32(axis.name.encode())]))
+        for axis in axes
+    }
 
 
 def corners(axes: Sequence[Axis]) -> Iterator[Values]:
