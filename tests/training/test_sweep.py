@@ -318,15 +318,21 @@ def test_no_room_is_told_at_once(address, root):
         sweep(root / "room", rollout__workers="{choice: [0, 64]}")
 
 
-def test_a_begun_sweep_is_not_begun_again(address, root):
-    file = write(root / "other", seed="{grid: [1, 2]}")
-    for target, words in ((file, {"out": root / "asha"}), (root / "asha", {})):
+def test_a_begun_sweep_is_not_begun_again(token, tmp_path):
+    out = tmp_path / "begun"
+    file = write(out, algorithm__lr=f"{{choice: [{GOOD}, {HOPELESS}]}}")
+    sweeping.begin(file, out=out)
+    for target, words in ((file, {"out": out}), (out, {})):
         with pytest.raises(InputError, match="continue it with --resume"):
             sweeping.begin(target, **words)
     with pytest.raises(InputError, match=r"can only change tune\.samples"):
-        sweeping.reopen(root / "asha", ["algorithm.lr=1"])
+        sweeping.reopen(out, ["algorithm.lr=1"])
+    with pytest.raises(InputError, match=r"a sweep of 10 trials can grow"):
+        sweeping.reopen(out, ["tune.samples=9"])
+    assert sweeping.reopen(out, ["tune.samples=12"])[0].total == 12
+    assert sweeping.reopen(out)[0].total == 12
     with pytest.raises(InputError, match=r"no sweep to resume"):
-        sweeping.reopen(root)
+        sweeping.reopen(tmp_path)
 
 
 # The command line, with a Ray of its own

@@ -26,7 +26,7 @@ class Progress:
 
     def __init__(self, console: Console, sweep: Sweep) -> None:
         self.console, self.sweep = console, sweep
-        self.next, self.last = 0.0, ""
+        self.next, self.line, self.last = 0.0, "", ""
         self.told: set[int] = set()
         self.live: Live | None = None
 
@@ -35,7 +35,11 @@ class Progress:
         self.title = title
         if not self.console.is_terminal:
             self._say(title)
-            yield self
+            try:
+                yield self
+            finally:
+                if self.line != self.last:
+                    self._say(self.line)
             return
         with Live(console=self.console, auto_refresh=False, transient=True) as self.live:
             self.live.update(Panel("starting Ray …", title=plain(title), title_align="left"), refresh=True)
@@ -49,17 +53,17 @@ class Progress:
                 self._say(
                     f"trial {trial_name(trial.number)} failed ({self.sweep.describe(trial.values)}): {trial.cause}"
                 )
+        self.line = self.describe(trials)
         if time.monotonic() < self.next:
             return
         self.next = time.monotonic() + (self.LINE if self.live is None else self.PICTURE)
-        line = self.describe(trials)
         if self.live is not None:
             rows = [row(self.sweep, trial) for trial in ranked(self.sweep, trials)[:10]]
-            body = Group(plain(line), "", table("the best so far", columns(self.sweep), rows))
+            body = Group(plain(self.line), "", table("the best so far", columns(self.sweep), rows))
             self.live.update(Panel(body, title=plain(self.title), title_align="left"), refresh=True)
-        elif line != self.last:
-            self._say(line)
-            self.last = line
+        elif self.line != self.last:
+            self._say(self.line)
+            self.last = self.line
 
     def describe(self, trials: list[Standing]) -> str:
         counts = Counter(trial.state for trial in trials)
