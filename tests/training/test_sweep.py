@@ -226,10 +226,11 @@ def test_all_failed(address, root):
     assert not (root / "failed" / "best.yaml").exists()
 
 
-def test_a_trial_whose_process_dies_goes_on(address, root, token):
+def test_a_trial_whose_process_dies_goes_on(address, root, token, caplog):
     (token / "trouble").write_text("die")
-    trials = sweep(root / "dies", seed="{grid: [1, 2]}", stop="{iterations: 3}")
+    trials = sweep(root / "dies", seed="{grid: [1, 2]}", stop="{iterations: 3}", tune="{scheduler: none}")
     assert not (token / "trouble").exists()  # somebody found it
+    assert "is lost: it goes on from its last checkpoint" in caplog.text
     assert [trial.state for trial in trials] == ["done", "done"]
     for trial in trials:
         assert len(Run(root / "dies" / "trials" / f"{trial.number:03d}").rows()) == 3
@@ -288,7 +289,7 @@ def test_a_copy_has_everything_but_the_values(address, root):
     def trial(number: int, lr: float) -> Trial:
         values = {"algorithm.lr": lr}
         made = Trial({"task": msgspec.json.encode(task).decode(), "trial": {"number": number, "values": values}})
-        made._trial_info = SimpleNamespace(trial_name=f"{number:03d}")
+        made._trial_info = SimpleNamespace(trial_name=f"{number:03d}", trial_id=str(number))
         return made
 
     good, bad = trial(0, GOOD), trial(1, GOOD)
@@ -297,7 +298,6 @@ def test_a_copy_has_everything_but_the_values(address, root):
     bad.train()
     saved = good.save()
     bad.reset({"task": bad.config["task"], "trial": {"number": 0, "values": {"algorithm.lr": HOPELESS}}})
-    bad._trial_info = SimpleNamespace(trial_name="001")
     bad.restore(saved)
     told = bad.train()
     assert told["copied"] == "000"

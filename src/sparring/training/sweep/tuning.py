@@ -44,6 +44,7 @@ from ray.tune.search.optuna import OptunaSearch
 
 __all__ = ["Watcher", "run"]
 
+log = logging.getLogger("sparring.sweep")
 REDUCTION = 3  # ASHA: of three trials at a rung, one goes on
 RETRIES = 2  # of a trial whose process or node is lost; what it raises itself would happen again
 ENDING = 60.0  # seconds that running trials get to end their iteration when the sweep is interrupted
@@ -57,7 +58,7 @@ class Watcher(Protocol):
 
 def run(sweep: Sweep, root: Path, journal: Journal, watcher: Watcher) -> bool:
     """Until every trial has ended. False: it was asked to stop before."""
-    logging.getLogger("ray.tune").setLevel(logging.ERROR)
+    logging.getLogger("ray.tune").setLevel(logging.CRITICAL)  # what a person needs of it, we tell
     cluster.connect(sweep.first.resources)
     require_room(sweep)
     random.seed(sweep.seed)  # PBT draws from it
@@ -317,6 +318,9 @@ class _Watch(_Unkept, tune.Callback):  # type: ignore[misc]  # Ray ships no type
             standing.state = "unfinished"
         else:
             self.journal.add(standing.ended("stopped"))
+
+    def on_trial_recover(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
+        log.warning("the process of trial %s is lost: it goes on from its last checkpoint", trial)
 
     def on_trial_error(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
         standing = self._standing(trial)
