@@ -192,7 +192,8 @@ def refuse_sweep(data: dict[str, Any]) -> None:
 
     searched = next((axis.name for axis in find(data)), None)
     if searched is not None or "tune" in data:
-        raise InputError(f"this is a sweep ({searched or 'tune'} is searched): use `sparring sweep`")
+        why = "it has `tune`" if searched is None else f"{searched} is searched"
+        raise InputError(f"this is a sweep ({why}): use `sparring sweep`")
 
 
 def _names(kind: type[msgspec.Struct]) -> list[str]:

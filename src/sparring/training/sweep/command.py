@@ -37,12 +37,13 @@ def sweep(
 
     logging.basicConfig(level=logging.WARNING, format="%(name)s: %(message)s")
     console = Console()
-    if resume:
-        if out is not None:
-            raise InputError("--resume takes a sweep's directory and --set only")
-        plan, root = sweeping.reopen(target, changes or [])
-    else:
-        plan, root = sweeping.begin(target, changes or [], out)
+    if resume and out is not None:
+        raise InputError("--resume takes a sweep's directory and --set only")
+    with console.status("checking, starting Ray …"):
+        if resume:
+            plan, root = sweeping.reopen(target, changes or [])
+        else:
+            plan, root = sweeping.begin(target, changes or [], out)
     progress = Progress(console, plan)
     title = f"sweep of {plan.first.name} on {plan.first.game}: {plan.total} trials, {root}"
     trials, complete = sweeping.carry_out(plan, root, lambda: progress.show(title))

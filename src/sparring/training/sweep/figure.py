@@ -11,7 +11,7 @@ import numpy as np
 from sparring.games.spec import Array
 from sparring.training.sweep.journal import Standing, trial_name
 from sparring.training.sweep.plan import Sweep
-from sparring.training.sweep.report import best_of, short
+from sparring.training.sweep.report import best_of
 from sparring.training.sweep.space import Axis, show
 
 __all__ = ["draw"]
@@ -39,14 +39,16 @@ def draw(sweep: Sweep, trials: Sequence[Standing], out: Path) -> None:
     colours = _colours(sweep, shown)
     _parallel(top.subplots(), sweep, shown, best, colours)
     small = bottom.subplots(rows, across, squeeze=False, sharey=True).ravel()
-    for axes, axis, name in zip(small, sweep.axes, short(sweep), strict=False):
+    for axes, axis, name in zip(small, sweep.axes, sweep.labels, strict=False):
         _scatter(axes, axis, name, shown, best, colours)
     for axes in small[::across]:
         axes.set_ylabel(sweep.tune.metric, fontsize=8)
     for axes in small[count:]:
         axes.set_visible(False)
     first, stopped = sweep.first, sum(trial.state == "stopped" for trial in shown)
-    told = f"{first.name} on {first.game}: {len(shown)} trials" + (f", {stopped} stopped early" if stopped else "")
+    told = f"{first.name} on {first.game}: {len(shown)} trials" + (
+        f", {stopped} stopped early (dotted, hollow)" if stopped else ""
+    )
     figure.suptitle(f"{told}. Best: {trial_name(best.number)}", fontsize=11)
     figure.savefig(out, dpi=130)
     pyplot.close(figure)
@@ -101,7 +103,7 @@ def _parallel(axes: Any, sweep: Sweep, trials: Sequence[Standing], best: Standin
         chosen = trial.number == best.number
         style = {"color": BEST, "lw": 2.4, "zorder": 5} if chosen else {"color": colour, "lw": 1.2, "alpha": 0.75}
         axes.plot(range(len(line)), line, ls=":" if trial.state == "stopped" else "-", **style)
-    names = [*short(sweep), str(sweep.tune.metric)]
+    names = [*sweep.labels, str(sweep.tune.metric)]
     axes.set_xticks(range(len(names)), names, fontsize=9)
     axes.xaxis.tick_top()
     axes.tick_params(length=0)
@@ -140,4 +142,4 @@ def _scatter(
 
 def _label(value: Any) -> str:
     text = show(value)
-    return text if len(text) <= 18 else text[:17] + "…"
+    return text if len(text) <= 30 else text[:29] + "…"

@@ -87,8 +87,15 @@ class Sweep:
         with self._naming(values):
             return Experiment.parse(fill(self.data, self.axes, values))
 
+    @cached_property
+    def labels(self) -> list[str]:
+        """The searched values' names without what most of them begin with, unless that makes two the same."""
+        names = [axis.name.removeprefix("algorithm.") for axis in self.axes]
+        return names if len(set(names)) == len(names) else [axis.name for axis in self.axes]
+
     def describe(self, values: Values) -> str:
-        return ", ".join(f"{axis.name} = {show(values[axis.name])}" for axis in self.axes)
+        pairs = zip(self.labels, self.axes, strict=True)
+        return ", ".join(f"{label} = {show(values[axis.name])}" for label, axis in pairs)
 
     @cached_property
     def first(self) -> Experiment:

@@ -12,7 +12,7 @@ from sparring.training.sweep.journal import Standing, trial_name
 from sparring.training.sweep.plan import Sweep
 from sparring.training.sweep.space import show
 
-__all__ = ["best_of", "columns", "ranked", "row", "short", "write_all"]
+__all__ = ["best_of", "columns", "ranked", "row", "write_all"]
 
 
 def ranked(sweep: Sweep, trials: Iterable[Standing]) -> list[Standing]:
@@ -31,17 +31,11 @@ def best_of(sweep: Sweep, trials: Iterable[Standing]) -> Standing | None:
     return None if first is None or first.metric is None or first.state == "failed" else first
 
 
-def short(sweep: Sweep) -> list[str]:
-    """The searched values' names without what most of them begin with, unless that makes two the same."""
-    names = [axis.name.removeprefix("algorithm.") for axis in sweep.axes]
-    return names if len(set(names)) == len(names) else [axis.name for axis in sweep.axes]
-
-
 def columns(sweep: Sweep) -> list[str]:
     """Names that begin with '>' are of numbers."""
     values = [
         ("" if any(isinstance(value, str | list | dict) for value in axis.values) else ">") + name
-        for axis, name in zip(sweep.axes, short(sweep), strict=True)
+        for axis, name in zip(sweep.axes, sweep.labels, strict=True)
     ]
     copied = [">copied from"] if sweep.tune.scheduler == "pbt" else []
     return [">trial", "state", f">{sweep.tune.metric}", *values, ">iterations", ">steps", ">seconds", *copied]

@@ -19,7 +19,7 @@ View = Callable[[], AbstractContextManager[Callable[[Iterable[Standing]], None]]
 
 
 def begin(file: Path, changes: Iterable[str] = (), out: Path | None = None) -> tuple[Sweep, Path]:
-    """A new sweep, checked, and its directory."""
+    """A new sweep, checked, with a Ray to run on, and its directory."""
     if (file / "sweep.yaml").is_file():
         raise InputError(f"{file} is a sweep that has begun: continue it with --resume")
     sweep = read(file, changes)
@@ -28,6 +28,7 @@ def begin(file: Path, changes: Iterable[str] = (), out: Path | None = None) -> t
     if root.exists() and (not root.is_dir() or any(root.iterdir())):
         what = "has a sweep already: continue it with --resume, or" if (root / "sweep.yaml").is_file() else "exists:"
         raise InputError(f"{root} {what} choose another directory (--out)")
+    load_tuning().prepare(sweep)  # before anything is written: it may refuse
     root.mkdir(parents=True, exist_ok=True)
     _write(sweep, root)
     return sweep, root
@@ -48,6 +49,8 @@ def reopen(root: Path, changes: Iterable[str] = ()) -> tuple[Sweep, Path]:
         if sweep.total < before.total or (sweep.total > before.total and sweep.tune.scheduler == "pbt"):
             raise InputError(f"tune.samples: a sweep of {before.total} trials can grow, unless it is pbt's population")
         sweep.check()
+    load_tuning().prepare(sweep)
+    if changes:
         _write(sweep, root)
     return sweep, root
 

@@ -42,7 +42,7 @@ from ray.tune.schedulers import ASHAScheduler, FIFOScheduler, PopulationBasedTra
 from ray.tune.search import Searcher
 from ray.tune.search.optuna import OptunaSearch
 
-__all__ = ["Watcher", "run"]
+__all__ = ["Watcher", "prepare", "run"]
 
 log = logging.getLogger("sparring.sweep")
 REDUCTION = 3  # ASHA: of three trials at a rung, one goes on
@@ -56,11 +56,15 @@ class Watcher(Protocol):
     def __call__(self, trials: Iterable[Standing]) -> None: ...
 
 
+def prepare(sweep: Sweep) -> None:
+    """Connects to the cluster, or starts a Ray of our own; says at once when a trial can never fit."""
+    cluster.connect(sweep.first.resources)
+    require_room(sweep)
+
+
 def run(sweep: Sweep, root: Path, journal: Journal, watcher: Watcher) -> bool:
     """Until every trial has ended. False: it was asked to stop before."""
     logging.getLogger("ray.tune").setLevel(logging.CRITICAL)  # what a person needs of it, we tell
-    cluster.connect(sweep.first.resources)
-    require_room(sweep)
     random.seed(sweep.seed)  # PBT draws from it
     task = Task(located(sweep), str(root.resolve()), ray.get_runtime_context().get_node_id())
     told = msgspec.json.encode(task).decode()

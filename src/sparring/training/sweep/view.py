@@ -5,7 +5,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
-from rich.console import Console, Group
+from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.panel import Panel
 
@@ -42,7 +42,7 @@ class Progress:
                     self._say(self.line)
             return
         with Live(console=self.console, auto_refresh=False, transient=True) as self.live:
-            self.live.update(Panel("starting Ray …", title=plain(title), title_align="left"), refresh=True)
+            self.live.update(Panel("starting the first trials …", title=plain(title), title_align="left"), refresh=True)
             yield self
 
     def __call__(self, trials: Iterable[Standing]) -> None:
@@ -58,12 +58,20 @@ class Progress:
             return
         self.next = time.monotonic() + (self.LINE if self.live is None else self.PICTURE)
         if self.live is not None:
-            rows = [row(self.sweep, trial) for trial in ranked(self.sweep, trials)[:10]]
-            body = Group(plain(self.line), "", table("the best so far", columns(self.sweep), rows))
+            body = Group(plain(self.line), "", self._table(trials))
             self.live.update(Panel(body, title=plain(self.title), title_align="left"), refresh=True)
         elif self.line != self.last:
             self._say(self.line)
             self.last = self.line
+
+    def _table(self, trials: list[Standing]) -> RenderableType:
+        head, rows = columns(self.sweep), [row(self.sweep, trial) for trial in ranked(self.sweep, trials)[:10]]
+        shown = table("the best so far", head, rows)
+        if self.console.measure(shown, options=self.console.options.update(width=500)).maximum > self.console.width - 4:
+            # Not the values then: half a number helps nobody, and the line above has those of the best.
+            keep = [place for place, name in enumerate(head) if name.lstrip(">") not in self.sweep.labels]
+            shown = table("the best so far", [head[i] for i in keep], [[each[i] for i in keep] for each in rows])
+        return shown
 
     def describe(self, trials: list[Standing]) -> str:
         counts = Counter(trial.state for trial in trials)
