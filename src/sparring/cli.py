@@ -19,6 +19,7 @@ except ImportError:
 
 from sparring import __version__
 from sparring.training import commands, nodes
+from sparring.training.sweep import command as sweeps
 
 __all__ = ["app", "main"]
 
@@ -378,6 +379,9 @@ def _root(
 app.command(
     epilog=_examples("sparring train CartPole-v1 --algorithm ppo", "sparring train experiments/cartpole-dqn.yaml")
 )(commands.train)
+app.command(
+    epilog=_examples("sparring sweep experiments/sweep-cartpole-ppo.yaml", "sparring sweep runs/my-sweep --resume")
+)(sweeps.sweep)
 app.command("eval", epilog=_examples("sparring eval runs/001 --episodes 50"))(commands.evaluate)
 app.command(epilog=_examples("sparring record runs/001 out.mp4"))(commands.record)
 app.command(epilog=_examples("sparring plot runs/001 runs/002 --out figure.png"))(commands.plot)

@@ -48,7 +48,7 @@ use_token()  # Ray reads this when it is imported
 import ray  # noqa: E402
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy  # noqa: E402
 
-__all__ = ["RayPool", "connect", "use_token"]
+__all__ = ["NodeAffinitySchedulingStrategy", "RayPool", "cause", "connect", "ray", "use_token"]
 
 log = logging.getLogger("sparring.cluster")
 LOOK = 1.0  # seconds between looks for actors that do not start

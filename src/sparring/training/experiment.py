@@ -104,6 +104,7 @@ class Experiment(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         """Checked; hyperparameters are checked by their algorithm, when it is created."""
         if not isinstance(data, dict):
             raise InputError("an experiment is a mapping with at least `game` and `algorithm`")
+        refuse_sweep(data)
         check_keys(data, cls, "")
         try:
             return msgspec.convert(data, cls)
@@ -131,7 +132,9 @@ def read(path: Path, overrides: Iterable[str] = ()) -> Experiment:
 def write(path: Path, experiment: Experiment) -> None:
     import yaml
 
-    path.write_text(yaml.safe_dump(experiment.to_builtins(), sort_keys=False, default_flow_style=None))
+    new = path.with_name(path.name + ".new")  # whole or not at all: a run without its experiment cannot be resumed
+    new.write_text(yaml.safe_dump(experiment.to_builtins(), sort_keys=False, default_flow_style=None))
+    new.replace(path)
 
 
 def override(data: dict[str, Any], changes: Iterable[str]) -> dict[str, Any]:
@@ -182,6 +185,15 @@ def check_keys(data: dict[str, Any], kind: type[msgspec.Struct], path: str) -> N
             if not isinstance(value, dict):
                 raise InputError(f"{full} is {value!r}, but a group of keys: {', '.join(f for f in _names(inner))}")
             check_keys(value, inner, f"{full}.")
+
+
+def refuse_sweep(data: dict[str, Any]) -> None:
+    from sparring.training.sweep.space import find
+
+    searched = next((axis.name for axis in find(data)), None)
+    if searched is not None or "tune" in data:
+        why = "it has `tune`" if searched is None else f"{searched} is searched"
+        raise InputError(f"this is a sweep ({why}): use `sparring sweep`")
 
 
 def _names(kind: type[msgspec.Struct]) -> list[str]:

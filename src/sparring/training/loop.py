@@ -7,7 +7,7 @@ import signal
 import threading
 import time
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +27,7 @@ from sparring.training.trainee import OffPolicy, OnPolicy, Trainee
 from sparring.training.view import Silent, View
 from sparring.training.xla import use_compilation_cache, use_threads
 
-__all__ = ["INTERRUPTED", "Interrupted", "resume", "train"]
+__all__ = ["INTERRUPTED", "Interrupted", "Loop", "begin", "reopen", "resume", "train"]
 
 log = logging.getLogger("sparring.training")
 INTERRUPTED = 75  # exit code after SIGTERM or Ctrl-C: a checkpoint was written, --resume goes on (EX_TEMPFAIL)
@@ -42,24 +42,31 @@ class Interrupted(SparringError):
 
 def train(experiment: Experiment, view: View | None = None) -> Run:
     """A new run, until one of its stop conditions holds."""
-    use_compilation_cache()
-    game = catalog.load(experiment.game)
-    algorithm = create_algorithm(experiment, game)
-    use_threads(algorithm)
-    resolved = {"name": experiment.name, **msgspec.to_builtins(hyperparameters(experiment))}
-    path = new_directory(experiment, game.name)
-    experiment = msgspec.structs.replace(experiment, algorithm=resolved, out=str(path))
-    trainee = create_trainee(experiment, algorithm, path / "workers")
-    trainee.prepare()  # before anything is written: it may refuse
-    path.mkdir(parents=True, exist_ok=True)
-    write(path / "experiment.yaml", experiment)
-    run = Run(path)
-    with run.alone():
-        return Loop(run, experiment, trainee, view or Silent()).run()
+    return begin(experiment, view).run()
 
 
 def resume(path: Path, changes: Iterable[str] = (), view: View | None = None) -> Run:
     """Goes on from the newest checkpoint; without one, from the beginning. `changes` are written as for --set."""
+    return reopen(path, changes, view).run()
+
+
+def begin(experiment: Experiment, view: View | None = None) -> "Loop":
+    """A new run that has not played yet."""
+    use_compilation_cache()
+    game = catalog.load(experiment.game)
+    algorithm = create_algorithm(experiment, game)
+    use_threads(algorithm)
+    path = new_directory(experiment, game.name)
+    experiment = msgspec.structs.replace(resolve(experiment), out=str(path))
+    trainee = create_trainee(experiment, algorithm, path / "workers")
+    trainee.prepare()  # before anything is written: it may refuse
+    path.mkdir(parents=True, exist_ok=True)
+    write(path / "experiment.yaml", experiment)
+    return Loop(Run(path), experiment, trainee, view or Silent())
+
+
+def reopen(path: Path, changes: Iterable[str] = (), view: View | None = None) -> "Loop":
+    """A run as its newest checkpoint left it."""
     if not is_run(path):
         raise InputError(f"{path} has no run to resume: there is no experiment.yaml")
     changes = list(changes)
@@ -75,20 +82,29 @@ def resume(path: Path, changes: Iterable[str] = (), view: View | None = None) ->
     algorithm = create_algorithm(experiment, game)
     use_threads(algorithm)
     trainee = create_trainee(experiment, algorithm, path / "workers")
-    with run.alone():
-        loop = Loop(run, experiment, trainee, view or Silent())
+    loop = Loop(run, experiment, trainee, view or Silent())
+    try:
         if saved := run.checkpoints():
             loop.restore(saved[-1])
         else:
             trainee.prepare()
         if changes:
             write(path / "experiment.yaml", experiment)
-        return loop.run()
+    except BaseException:
+        loop.close()
+        raise
+    return loop
 
 
 def create_algorithm(experiment: Experiment, game: Game) -> Any:
     hyperparameters(experiment)
     return algorithms.create(experiment.name, game, experiment.hyperparameters)
+
+
+def resolve(experiment: Experiment) -> Experiment:
+    """With all hyperparameters, those it leaves out too."""
+    algorithm = {"name": experiment.name, **msgspec.to_builtins(hyperparameters(experiment))}
+    return msgspec.structs.replace(experiment, algorithm=algorithm)
 
 
 def hyperparameters(experiment: Experiment) -> msgspec.Struct:
@@ -115,9 +131,12 @@ def create_trainee(experiment: Experiment, algorithm: Any, logs: Path) -> Traine
 
 
 class Loop:
-    """One process's part of a run: from where it stands to where it stops."""
+    """One process's part of a run: from where it stands to where it stops. `run` does it all; whoever wants to decide
+    between iterations calls `open`, `step`, `save` and `close`. From here to `close` the run's directory is ours."""
 
     def __init__(self, run: Run, experiment: Experiment, trainee: Trainee, view: View) -> None:
+        self.held = ExitStack()
+        self.held.enter_context(run.alone())
         self.directory, self.experiment, self.trainee, self.view = run, experiment, trainee, view
         self.iteration, self.before = 0, 0.0  # iterations and seconds of this run so far, across resumes
         self.evaluation: float | None = None
@@ -137,24 +156,36 @@ class Loop:
         self.saved = self.iteration
 
     def run(self) -> Run:
-        self.since = time.monotonic()
-        files = MetricsFiles(self.directory.path, self.iteration)
         try:
-            with asked_to_stop() as asked, self.view.show(self.experiment, self.directory):
-                self.trainee.open(self.states)
+            with asked_to_stop() as asked:
+                self.open()
                 while not self.done() and not asked.is_set():
-                    row = self.iterate()
-                    files.add(row)
-                    self.view.row(row)
-                    if self.due(self.experiment.checkpoint.every):
-                        self.save()
+                    self.step()
                 self.save()
         finally:
-            self.trainee.close()
-            files.close()
+            self.close()
         if asked.is_set() and not self.done():
             raise Interrupted(f"interrupted after {self.iteration} iterations: continue with --resume")
         return self.directory
+
+    def open(self) -> None:
+        self.since = time.monotonic()
+        self.files = self.held.enter_context(closing(MetricsFiles(self.directory.path, self.iteration)))
+        self.held.enter_context(self.view.show(self.experiment, self.directory))
+        self.held.callback(self.trainee.close)
+        self.trainee.open(self.states)
+
+    def step(self) -> Row:
+        """An iteration: its row is written and shown, and a checkpoint where one is due."""
+        row = self.iterate()
+        self.files.add(row)
+        self.view.row(row)
+        if self.due(self.experiment.checkpoint.every):
+            self.save()
+        return row
+
+    def close(self) -> None:
+        self.held.close()
 
     def iterate(self) -> Row:
         began = time.perf_counter()

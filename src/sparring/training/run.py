@@ -5,7 +5,7 @@ import os
 import re
 import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 
 from sparring.errors import InputError
@@ -13,7 +13,7 @@ from sparring.networks.policy import Policy
 from sparring.training.experiment import Experiment, read
 from sparring.training.metrics import Row, read_rows
 
-__all__ = ["RUNS", "Run", "is_run", "list_runs", "new_directory"]
+__all__ = ["RUNS", "Run", "alone", "is_run", "list_runs", "new_directory"]
 
 RUNS = Path("runs")
 CHECKPOINT = re.compile(r"\d{8}(\.old)?")
@@ -51,17 +51,24 @@ class Run:
             for each in (path, path.with_suffix(".old")):
                 shutil.rmtree(each, ignore_errors=True)
 
-    @contextmanager
-    def alone(self) -> Iterator[None]:
-        """Two trainings in one directory would mix their rows; the lock goes with the process."""
-        descriptor = os.open(self.path, os.O_RDONLY)
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            yield
-        except BlockingIOError as error:
-            raise InputError(f"{self.path} is being trained by another process right now") from error
-        finally:
-            os.close(descriptor)
+    def alone(self) -> AbstractContextManager[None]:
+        """Two trainings in one directory would mix their rows."""
+        return alone(self.path, "trained")
+
+
+@contextmanager
+def alone(path: Path, what: str) -> Iterator[None]:
+    """Nobody else works in this directory; the lock goes with the process."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        os.close(descriptor)
+        raise InputError(f"{path} is being {what} by another process right now") from error
+    try:
+        yield
+    finally:
+        os.close(descriptor)
 
 
 def is_run(path: Path) -> bool:
