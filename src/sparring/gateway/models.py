@@ -1,8 +1,9 @@
 """Published models over HTTP: list, latest (polled by every player, so it is cached and answers 304), manifests and
-files, which never change once published."""
+files, which never change once published. While the registry is away, what was known last is served."""
 
 import asyncio
 import hashlib
+import logging
 import time
 from collections import OrderedDict
 from dataclasses import dataclass
@@ -17,11 +18,13 @@ from sparring.games.spec import NAME
 from sparring.gateway.games import Games
 from sparring.gateway.http import JSON, Blob, Refusal, answer
 from sparring.registry.manifest import Manifest
-from sparring.registry.registry import Registry
+from sparring.registry.registry import Registry, StoreError
 
 __all__ = ["Latest", "Models"]
 
+log = logging.getLogger(__name__)
 FRESH = 1.0  # seconds during which `latest` is answered from memory
+PATIENCE = 1.0  # seconds that a caller waits for the registry when there is an older answer
 MAX_CACHED = 1000
 MAX_CACHED_BYTES = 64 << 20
 # Models are public to web pages of other origins: a browser game loads its bot from here.
@@ -37,27 +40,58 @@ class Latest:
     etag: str
 
 
+@dataclass
+class Look:
+    """A look at the registry, and what the one before found."""
+
+    asked: float
+    task: asyncio.Task[Latest | None]
+    before: Latest | None
+
+    @property
+    def known(self) -> Latest | None:
+        done = self.task.done() and not self.task.cancelled() and self.task.exception() is None
+        return self.task.result() if done else self.before
+
+
 class Models:
     def __init__(self, registry: Registry, games: Games) -> None:
         self._registry = registry
         self._games = games
-        self._latest: OrderedDict[tuple[str, str], tuple[float, asyncio.Task[Latest | None]]] = OrderedDict()
+        self._latest: OrderedDict[tuple[str, str], Look] = OrderedDict()
+        self._versions: OrderedDict[tuple[str, str], tuple[int, list[int]]] = OrderedDict()  # with the latest of then
+        self._away = False
         self._manifests: OrderedDict[tuple[str, str, int], Manifest] = OrderedDict()
         self._files: OrderedDict[str, bytes] = OrderedDict()  # by sha256
 
     async def latest(self, game: str, model: str) -> Latest | None:
-        """At most `FRESH` old. Callers that come while it is being looked up share the answer."""
+        """At most `FRESH` old, unless the registry is away. Callers that come while it is being looked up share the
+        answer."""
         key, now = (game, model), time.monotonic()
-        known = self._latest.get(key)
-        if known is None or (now - known[0] > FRESH and known[1].done()):
-            known = self._latest[key] = now, asyncio.create_task(self._look_up(game, model))
+        look = self._latest.get(key)
+        if look is None or (now - look.asked > FRESH and look.task.done()):
+            before = look.known if look else None
+            look = self._latest[key] = Look(now, asyncio.create_task(self._look_up(game, model, before)), before)
             self._latest.move_to_end(key)
             while len(self._latest) > MAX_CACHED:
                 self._latest.popitem(last=False)
-        return await asyncio.shield(known[1])
+        if look.before is not None:
+            await asyncio.wait([look.task], timeout=max(look.asked + PATIENCE - now, 0))
+            if not look.task.done():
+                return look.before
+        return await asyncio.shield(look.task)
 
-    async def _look_up(self, game: str, model: str) -> Latest | None:
-        manifest = await asyncio.to_thread(self._registry.latest, game, model)
+    async def _look_up(self, game: str, model: str, before: Latest | None) -> Latest | None:
+        try:
+            manifest = await asyncio.to_thread(self._registry.latest, game, model)
+            self._away = False
+        except StoreError as error:
+            if not self._away:
+                log.warning("%s; what is known is served", error)
+            self._away = True
+            if before is None:
+                raise
+            return before
         if manifest is None:
             return None
         body = msgspec.json.encode(manifest)
@@ -77,9 +111,22 @@ class Models:
         return found
 
     async def newest(self, game: str, model: str, count: int) -> list[Manifest]:
-        """Of the newest versions, oldest first."""
-        versions = await asyncio.to_thread(self._registry.versions, game, model)
-        return [await self.manifest(game, model, version) for version in sorted(versions)[-count:]]
+        """Of the newest versions, oldest first; while the registry is away, those that are known."""
+        if (latest := await self.latest(game, model)) is None:
+            return []
+        key, newest = (game, model), latest.manifest.version
+        known = self._versions.get(key)
+        found = []
+        try:
+            if known is None or known[0] != newest:  # listing a bucket is slow and costs: once per version
+                known = self._versions[key] = newest, await asyncio.to_thread(self._registry.versions, game, model)
+                while len(self._versions) > MAX_CACHED:
+                    self._versions.popitem(last=False)
+            for version in known[1][-count:]:
+                found.append(await self.manifest(game, model, version))
+        except StoreError:
+            return found or [latest.manifest]  # `latest` has told
+        return found
 
     async def file(self, game: str, model: str, version: int, name: str) -> bytes:
         manifest = await self.manifest(game, model, version)
