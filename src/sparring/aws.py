@@ -1,5 +1,5 @@
-"""What is needed to talk to AWS without its SDK: credentials, from where AWS's own tools find them, and the signature of
-a request (Signature Version 4). Light: the standard library and urllib3."""
+"""What is needed to talk to AWS without its SDK: credentials, from where AWS's own tools find them, and signatures of
+requests (version 4). Light: the standard library and urllib3."""
 
 import configparser
 import hashlib

@@ -37,7 +37,9 @@ def up(
     """Runs until SIGINT or SIGTERM, then stops cleanly; the next `up` on the same directory goes on. `registry`: where
     models are published, if not under `data`. `settings`: the trainer's, as JSON; none: no trainer."""
     published = _registry(data, registry)
-    with _locked(data), contextlib.ExitStack() as stack:
+    with _locked(data, "lock"), contextlib.ExitStack() as stack:
+        if settings is not None:
+            stack.enter_context(_locked(data, "trainer.lock"))
         store = SqliteStore(data / "store.db")
         stack.callback(store.close)
         app = create_app(store, published, data / "trainer")
@@ -54,7 +56,7 @@ def up(
 def train(data: Path, *, registry: str | None = None, settings: bytes = b"{}") -> None:
     """The trainer alone, in this process; the gateway is somewhere else."""
     _registry(data, registry)
-    with _locked(data):
+    with _locked(data, "trainer.lock"):
         from sparring.training import live  # JAX, which a gateway does without
 
         live.main(_trainer_words(data, settings, registry))
@@ -71,10 +73,10 @@ def _registry(data: Path, address: str | None) -> Registry:
 
 
 @contextlib.contextmanager
-def _locked(data: Path) -> Iterator[None]:
+def _locked(data: Path, name: str) -> Iterator[None]:
     """Two platforms on one directory would train the same games twice."""
     data.mkdir(parents=True, exist_ok=True)
-    with (data / "lock").open("a+") as file:
+    with (data / name).open("a+") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:

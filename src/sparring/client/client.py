@@ -67,7 +67,7 @@ class Player(Recorder):
 class Client:
     """`game`: the name of a game that the server knows, or a Game (or the path of its JSON) to register there.
 
-    registry        address of a public registry (https://…) to get bots from directly; if none, the server hands them out
+    registry        address of a public registry (https://…) to get bots from; if none, they come from the server
     directory       where unsent play and downloaded bots are kept; $SPARRING_CLIENT_DIR or ~/.sparring/client if none
     fragment_steps  steps per uploaded fragment at most; an episode's end always ends one
     max_age         seconds after which steps are sent although the fragment is not full

@@ -38,7 +38,7 @@ class Models:
         return self.load(self.published.manifest(self.game.name, model, version))
 
     def load(self, manifest: Manifest) -> Policy:
-        """From disk if it is there, else from where it is published. Raises InputError for a file that cannot play this game."""
+        """From disk or from where it is published. Raises InputError for a file that cannot play this game."""
         if manifest.game.schema != self.game.schema:
             raise InputError(
                 f"version {manifest.version} of {manifest.model!r} is for schema {manifest.game.schema}, "

@@ -21,7 +21,12 @@ def _root() -> None:
     "  $ sparring up --registry 's3://my-bucket/bots?region=eu-west-1'"
 )
 def init(
-    address: Annotated[str, typer.Argument(metavar="s3://BUCKET/PREFIX?region=…[&endpoint=…]", help="The bucket.")],
+    address: Annotated[
+        str,
+        typer.Argument(
+            metavar="ADDRESS", help="The bucket: s3://BUCKET/PREFIX?region=…, and &endpoint=… if not AWS's."
+        ),
+    ],
     public: Annotated[
         bool, typer.Option("--public", help="Let everybody read what is published there, and nothing else.")
     ] = False,

@@ -1,13 +1,13 @@
-"""A registry in an S3 bucket: its address, the way our own processes reach it, and `sparring registry init`, which makes
-the bucket and, when asked, lets everybody read what is published in it. Bucket settings are a few signed requests: obstore
-has none of them."""
+"""A registry in an S3 bucket: its address, the way our own processes reach it, and `sparring registry init`, which
+makes the bucket and, when asked, lets everybody read what is published in it. Settings of buckets are a few signed
+requests of our own: obstore has none."""
 
 import base64
 import hashlib
 import json
 import re
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -219,7 +219,7 @@ class Bucket:
             if time.monotonic() > until:
                 raise SparringError(
                     f"the policy of {self.name} is written, but a GET without credentials is answered with {status}: "
-                    "the account's own public access block forbids it (S3 console → Block Public Access for this account)"
+                    "the account itself forbids it (S3 console: Block Public Access settings for this account)"
                 )
             time.sleep(0.5)
 
