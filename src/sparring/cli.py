@@ -399,7 +399,11 @@ app.command(epilog=_examples("sparring record runs/001 out.mp4"))(commands.recor
 app.command(epilog=_examples("sparring plot runs/001 runs/002 --out figure.png"))(commands.plot)
 app.command(epilog=_examples("sparring publish runs/001"))(commands.publish)
 app.command(epilog=_examples("sparring runs"))(commands.runs)
-app.add_typer(registry_commands.app, name="registry")
+app.add_typer(
+    registry_commands.app,
+    name="registry",
+    epilog=_examples("sparring registry init 's3://my-bucket/bots?region=eu-west-1' --public"),
+)
 app.add_typer(nodes.app, name="cluster", epilog=_examples("sparring cluster up --head", "sparring cluster status"))
 
 

@@ -15,7 +15,7 @@ import msgspec
 
 from sparring.errors import InputError
 from sparring.gateway.app import create_app, serve
-from sparring.registry.registry import Registry, StoreError
+from sparring.registry.registry import Registry, RegistryError
 from sparring.store.sqlite import SqliteStore
 
 __all__ = ["train", "up"]
@@ -67,7 +67,7 @@ def _registry(data: Path, address: str | None) -> Registry:
     registry = Registry(address or data / "registry")
     try:
         registry.check()
-    except StoreError as error:
+    except RegistryError as error:
         log.warning("%s. Going on without it: bots are published and served when it is back", error)
     return registry
 

@@ -18,13 +18,14 @@ from sparring.games.spec import NAME
 from sparring.gateway.games import Games
 from sparring.gateway.http import JSON, Blob, Refusal, answer
 from sparring.registry.manifest import Manifest
-from sparring.registry.registry import Registry, StoreError
+from sparring.registry.registry import Registry, RegistryError
 
-__all__ = ["Latest", "Models"]
+__all__ = ["POLICY", "Latest", "Models"]
 
 log = logging.getLogger(__name__)
 FRESH = 1.0  # seconds during which `latest` is answered from memory
 PATIENCE = 1.0  # seconds that a caller waits for the registry when there is an older answer
+POLICY = "policy.onnx"
 MAX_CACHED = 1000
 MAX_CACHED_BYTES = 64 << 20
 # Models are public to web pages of other origins: a browser game loads its bot from here.
@@ -84,8 +85,11 @@ class Models:
     async def _look_up(self, game: str, model: str, before: Latest | None) -> Latest | None:
         try:
             manifest = await asyncio.to_thread(self._registry.latest, game, model)
+            if manifest is not None and (before is None or before.manifest != manifest) and POLICY in manifest.files:
+                self._keep(manifest)
+                await self.file(game, model, manifest.version, POLICY)  # now: later the registry may be away
             self._away = False
-        except StoreError as error:
+        except RegistryError as error:
             if not self._away:
                 log.warning("%s; what is known is served", error)
             self._away = True
@@ -105,10 +109,13 @@ class Models:
                 found = await asyncio.to_thread(self._registry.manifest, *key)
             except InputError as error:  # not published, or a number that no version has
                 raise Refusal(404, str(error)) from error
-            self._manifests[key] = found
-            while len(self._manifests) > MAX_CACHED:
-                self._manifests.popitem(last=False)
+            self._keep(found)
         return found
+
+    def _keep(self, manifest: Manifest) -> None:
+        self._manifests[manifest.game.name, manifest.model, manifest.version] = manifest
+        while len(self._manifests) > MAX_CACHED:
+            self._manifests.popitem(last=False)
 
     async def newest(self, game: str, model: str, count: int) -> list[Manifest]:
         """Of the newest versions, oldest first; while the registry is away, those that are known."""
@@ -124,7 +131,7 @@ class Models:
                     self._versions.popitem(last=False)
             for version in known[1][-count:]:
                 found.append(await self.manifest(game, model, version))
-        except StoreError:
+        except RegistryError:
             return found or [latest.manifest]  # `latest` has told
         return found
 

@@ -37,7 +37,7 @@ from sparring.registry.card import card
 from sparring.registry.manifest import DEFAULT_MODEL, DataSpan, FileInfo, Manifest, Pointer
 from sparring.registry.s3 import Bucket
 
-__all__ = ["NotPublished", "Registry", "StoreError"]
+__all__ = ["NotPublished", "Registry", "RegistryError"]
 
 log = logging.getLogger(__name__)
 VERSION = re.compile(r"[1-9][0-9]{0,14}")
@@ -52,7 +52,7 @@ class NotPublished(InputError):
     """There is no such version, or no such file in it."""
 
 
-class StoreError(SparringError):
+class RegistryError(SparringError):
     """The directory or bucket does not answer: no rights, no space, no network."""
 
 
@@ -79,14 +79,14 @@ class Registry:
 
     def check(self) -> None:
         """Before work that would end here: InputError when the address, the credentials or the rights are wrong,
-        StoreError when the place does not answer."""
+        RegistryError when the place does not answer."""
         if self._bucket is not None:
             try:
                 self._bucket.check()
             except InputError:
                 raise
             except SparringError as error:
-                raise StoreError(str(error)) from error
+                raise RegistryError(str(error)) from error
 
     def publish(
         self,
@@ -210,7 +210,7 @@ class Registry:
             manifest = self._manifest(game, model, version, sha256)
             for name in manifest.files:
                 self._file(manifest, name)
-        except StoreError:
+        except RegistryError:
             raise  # says nothing about the version
         except SparringError as error:
             log.warning("passing over version %d: %s", version, error)
@@ -312,7 +312,7 @@ class Registry:
             raise
         except (BaseError, OSError) as error:
             where = self._root or self._bucket or self._store
-            raise StoreError(f"cannot {what} the registry at {where}: {_line(error)}") from error
+            raise RegistryError(f"cannot {what} the registry at {where}: {_line(error)}") from error
 
 
 def _folder(game: str, model: str | None = None) -> str:

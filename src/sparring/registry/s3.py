@@ -23,6 +23,8 @@ from sparring.errors import InputError, SparringError
 __all__ = ["Bucket"]
 
 NAME = re.compile(r"[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]")
+# Nothing that a policy or a URL reads in another way.
+PREFIX = re.compile(r"([A-Za-z0-9_-][A-Za-z0-9._-]*(/[A-Za-z0-9_-][A-Za-z0-9._-]*)*)?")
 EXAMPLE = "s3://my-bucket/bots?region=eu-west-1"
 CONNECT, ANSWER, RETRY = 3.0, 15.0, 10.0  # seconds: a publisher that waits does not learn
 PROPAGATION = 20.0  # seconds until a new policy holds everywhere
@@ -64,9 +66,7 @@ class Bucket:
         if not NAME.fullmatch(name) or options or parts.fragment:
             wrong = f"{name!r} is no bucket's name" if not options else f"unknown: {', '.join(options)}"
             raise InputError(f"the registry's address {address}: {wrong}. Write it like {EXAMPLE}")
-        if not re.fullmatch(r"[A-Za-z0-9!_.*'()/ -]*", prefix) or {"", ".", ".."} & set(
-            prefix.split("/")[bool(prefix) :]
-        ):
+        if not PREFIX.fullmatch(prefix):
             raise InputError(
                 f"the registry's address {address}: use letters, digits, '-', '_', '.' and '/' in the prefix"
             )
@@ -261,11 +261,9 @@ class Bucket:
             return InputError(
                 f"there is no bucket {self.name} at {self.base}: `sparring registry init '{self.address}'` makes one"
             )
-        if answer.status in (400, 401, 403) or code == "InvalidAccessKeyId":
+        if 300 <= answer.status < 500 and answer.status not in (408, 429):
             key = _credentials().access_key
             return InputError(f"the key {key} may not {what} {self}: {code or answer.status}{message}")
-        if answer.status in (301, 307, 409):
-            return InputError(f"cannot {what} {self}: {code or answer.status}{message}")
         return SparringError(f"cannot {what} {self}: {self.base} answered {answer.status} {code}{message}")
 
 

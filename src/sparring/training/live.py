@@ -25,7 +25,7 @@ from sparring.errors import InputError, SparringError
 from sparring.games import Game
 from sparring.networks.policy import Policy
 from sparring.registry.manifest import DEFAULT_MODEL, DataSpan, Manifest
-from sparring.registry.registry import Registry, StoreError
+from sparring.registry.registry import Registry, RegistryError
 from sparring.store.protocol import Store
 from sparring.store.sqlite import SqliteStore
 from sparring.training import checkpoint
@@ -121,7 +121,7 @@ class GameTrainer:
         if self.learner.updates > self.considered and now >= self.next_evaluation:
             try:
                 self._consider(now)
-            except StoreError as error:
+            except RegistryError as error:
                 self._publish_later(error)
         if now >= self.next_checkpoint and (made or tail.fragments):
             self.checkpoint()
@@ -162,7 +162,7 @@ class GameTrainer:
         if not self.looked:
             self.published, self.looked = self.registry.latest(self.game.name, DEFAULT_MODEL), True
 
-    def _publish_later(self, error: StoreError) -> None:
+    def _publish_later(self, error: RegistryError) -> None:
         """The registry is away. The version that is there stays the newest; learning goes on."""
         first, most = PUBLISH_AGAIN
         self.hold = min(max(first, self.hold * 2), most)
