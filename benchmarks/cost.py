@@ -190,7 +190,25 @@ def tables() -> str:
                 head = "| | | | "
             total = sum(parts.values())
             lines.append(f"| | | | | **together: {total / players:,.3f} per player** | **{total:,.0f}** |")
-    return "\n".join(lines)
+    return "\n".join([*lines, "", *levers(Load(100_000, games[1]))])
+
+
+def levers(load: Load) -> list[str]:
+    """What moves the bill, in figures of the largest case."""
+    day = load.gb_a_day * COPIES / FULL
+    often = load.players * DAYS * (1 + 360 * HOURS_A_DAY) * load.game.policy / 1e9
+    looks = load.players * DAYS * HOURS_A_DAY * 3600 / 5
+    return [
+        "What moves it, for 100,000 players of 44 floats:",
+        "",
+        f"- **How long play is kept.** Nothing is dropped by age yet; {KEPT} days are counted. Each further day is "
+        f"{day / 1e3:.0f} TB of disk, ${day * GP3_GB:,.0f} a month and {math.ceil(day / CASSANDRA_GB)} nodes.",
+        "- **How often bots are published.** Players download every version published while they play: at the default "
+        f"of one in 10 s {often / 1e3:,.0f} TB a month, ${often * EGRESS_GB:,.0f} at ${EGRESS_GB} a GB.",
+        f"- **How often clients look.** At the default of 5 s {looks / 1e9:.1f} billion GETs a month, ${looks * GET:,.0f};"
+        f" at {REFRESH:.0f} s ${load.polls * GET:,.0f}.",
+        "- **Traffic between zones** ($0.01 a GB each way) and logs are not counted.",
+    ]
 
 
 def main() -> None:
