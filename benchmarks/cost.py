@@ -205,8 +205,8 @@ def levers(load: Load) -> list[str]:
         f"{day / 1e3:.0f} TB of disk, ${day * GP3_GB:,.0f} a month and {math.ceil(day / CASSANDRA_GB)} nodes.",
         "- **How often bots are published.** Players download every version published while they play: at the default "
         f"of one in 10 s {often / 1e3:,.0f} TB a month, ${often * EGRESS_GB:,.0f} at ${EGRESS_GB} a GB.",
-        f"- **How often clients look.** At the default of 5 s {looks / 1e9:.1f} billion GETs a month, ${looks * GET:,.0f};"
-        f" at {REFRESH:.0f} s ${load.polls * GET:,.0f}.",
+        f"- **How often clients look.** At the default of 5 s {looks / 1e9:.1f} billion GETs a month, "
+        f"${looks * GET:,.0f}; at {REFRESH:.0f} s ${load.polls * GET:,.0f}.",
         "- **Traffic between zones** ($0.01 a GB each way) and logs are not counted.",
     ]
 

@@ -6,7 +6,10 @@ import hashlib
 import logging
 import time
 from collections import OrderedDict
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from typing import Any, TypeVar
 
 import msgspec
 from starlette.requests import Request
@@ -22,7 +25,9 @@ from sparring.registry.registry import Registry, RegistryError
 
 __all__ = ["POLICY", "Latest", "Models"]
 
+T = TypeVar("T")
 log = logging.getLogger(__name__)
+THREADS = 4  # questions to the registry at once
 FRESH = 1.0  # seconds during which `latest` is answered from memory
 PATIENCE = 1.0  # seconds that a caller waits for the registry when there is an older answer
 POLICY = "policy.onnx"
@@ -84,7 +89,7 @@ class Models:
 
     async def _look_up(self, game: str, model: str, before: Latest | None) -> Latest | None:
         try:
-            manifest = await asyncio.to_thread(self._registry.latest, game, model)
+            manifest = await self._ask(self._registry.latest, game, model)
             if manifest is not None and (before is None or before.manifest != manifest) and POLICY in manifest.files:
                 self._keep(manifest)
                 await self.file(game, model, manifest.version, POLICY)  # now: later the registry may be away
@@ -106,7 +111,7 @@ class Models:
         key = (game, model, version)
         if (found := self._manifests.get(key)) is None:
             try:
-                found = await asyncio.to_thread(self._registry.manifest, *key)
+                found = await self._ask(self._registry.manifest, *key)
             except InputError as error:  # not published, or a number that no version has
                 raise Refusal(404, str(error)) from error
             self._keep(found)
@@ -126,7 +131,7 @@ class Models:
         found = []
         try:
             if known is None or known[0] != newest:  # listing a bucket is slow and costs: once per version
-                known = self._versions[key] = newest, await asyncio.to_thread(self._registry.versions, game, model)
+                known = self._versions[key] = newest, await self._ask(self._registry.versions, game, model)
                 while len(self._versions) > MAX_CACHED:
                     self._versions.popitem(last=False)
             for version in known[1][-count:]:
@@ -141,7 +146,7 @@ class Models:
             files = ", ".join(sorted(manifest.files))
             raise Refusal(404, f"version {version} of {model!r} has no file {name[:100]!r}; it has {files}")
         if (data := self._files.get(info.sha256)) is None:
-            data = await asyncio.to_thread(self._registry.read, game, model, version, name)
+            data = await self._ask(self._registry.read, game, model, version, name)
             self._files[info.sha256] = data
             size = sum(map(len, self._files.values()))
             while size > MAX_CACHED_BYTES and len(self._files) > 1:
@@ -155,8 +160,8 @@ class Models:
     async def list(self, request: Request) -> Response:
         game = (await self._games.get(request.path_params["game"])).name
         rows = []
-        for model in await asyncio.to_thread(self._registry.models, game):
-            versions = await asyncio.to_thread(self._registry.versions, game, model)
+        for model in await self._ask(self._registry.models, game):
+            versions = await self._ask(self._registry.versions, game, model)
             latest = await self.latest(game, model)
             rows.append(ModelInfo(model, versions, latest.manifest if latest else None))
         return answer(rows, headers={**OPEN, "cache-control": "no-cache"})

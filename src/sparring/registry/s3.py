@@ -14,7 +14,9 @@ from typing import Any
 from urllib.parse import parse_qsl, quote, unquote, urlsplit
 from xml.etree import ElementTree
 
+import obstore
 import urllib3
+from obstore.exceptions import BaseError
 from obstore.store import S3Store
 
 from sparring import aws
@@ -118,11 +120,14 @@ class Bucket:
         answer = self._ask("GET", query=f"?list-type=2&max-keys=1&prefix={quote(self._key('games/'), safe='')}")
         if answer.status != 200:
             raise self._problem("read", answer)
+        if b"<ListBucketResult" not in answer.data:
+            raise InputError(f"{self.base} does not answer like S3: is it the right address?")
 
     def init(self, public: bool) -> Iterator[str]:
         """Makes the bucket if there is none; with `public`, opens what is published in it, and nothing else, to
         everybody. May be repeated. Says what was done."""
         yield self._create()
+        self.check()
         if not public:
             yield "it is readable with credentials only (--public opens it)"
             return
@@ -152,15 +157,16 @@ class Bucket:
 
     def _refuse_strangers(self) -> None:
         """What is there already would become public with the bots."""
-        import obstore
-
-        for batch in obstore.list(self.store(), "games"):
-            strangers = [entry["path"] for entry in batch if not OURS.fullmatch(entry["path"])]
-            if strangers:
-                raise InputError(
-                    f"{self}/games holds what no registry wrote ({strangers[0]}): it would become public, too. "
-                    "Choose another prefix"
-                )
+        try:
+            keys = [entry["path"] for batch in obstore.list(self.store(), "games") for entry in batch]
+        except BaseError as error:
+            raise SparringError(f"cannot list {self}: {str(error).partition(chr(10))[0]}") from error
+        strangers = [key for key in keys if not OURS.fullmatch(key)]
+        if strangers:
+            raise InputError(
+                f"{self}/games holds what no registry wrote ({strangers[0]}): it would become public, too. "
+                "Choose another prefix"
+            )
 
     def _unblock(self) -> Iterator[str]:
         """AWS blocks public policies of new buckets since 2023."""
@@ -215,7 +221,7 @@ class Bucket:
         headers = {"content-type": "text/markdown; charset=utf-8", "cache-control": "max-age=300"}
         self._do("write to", "PUT", path, README, headers)
         until = time.monotonic() + PROPAGATION
-        while (status := urllib3.request("GET", self.base + path, timeout=ANSWER).status) != 200:
+        while (status := self._send("GET", self.base + path, b"", {}).status) != 200:
             if time.monotonic() > until:
                 raise SparringError(
                     f"the policy of {self.name} is written, but a GET without credentials is answered with {status}: "
@@ -243,10 +249,12 @@ class Bucket:
         sent = dict(headers or {})
         if body:
             sent["content-md5"] = base64.b64encode(hashlib.md5(body, usedforsecurity=False).digest()).decode()
-        signed = aws.sign(method, url, sent, body, "s3", self.region, _credentials())
+        return self._send(method, url, body, aws.sign(method, url, sent, body, "s3", self.region, _credentials()))
+
+    def _send(self, method: str, url: str, body: bytes, headers: dict[str, str]) -> urllib3.BaseHTTPResponse:
+        timeout = urllib3.Timeout(connect=CONNECT, read=ANSWER)
         try:
-            timeout = urllib3.Timeout(connect=CONNECT, read=ANSWER)
-            return urllib3.request(method, url, body=body, headers=signed, timeout=timeout, redirect=False, retries=2)
+            return urllib3.request(method, url, body=body, headers=headers, timeout=timeout, redirect=False, retries=2)
         except (urllib3.exceptions.HTTPError, OSError) as error:
             raise SparringError(f"{self} is not reachable at {self.base}: {_cause(error)}") from error
 
