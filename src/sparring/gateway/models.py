@@ -67,8 +67,16 @@ class Models:
         self._latest: OrderedDict[tuple[str, str], Look] = OrderedDict()
         self._versions: OrderedDict[tuple[str, str], tuple[int, list[int]]] = OrderedDict()  # with the latest of then
         self._away = False
+        # Of their own: a registry that hangs must not take the threads that uploads are written with.
+        self._threads = ThreadPoolExecutor(THREADS, "registry")
         self._manifests: OrderedDict[tuple[str, str, int], Manifest] = OrderedDict()
         self._files: OrderedDict[str, bytes] = OrderedDict()  # by sha256
+
+    def close(self) -> None:
+        self._threads.shutdown(wait=False, cancel_futures=True)
+
+    async def _ask(self, question: Callable[..., T], *args: Any) -> T:
+        return await asyncio.get_running_loop().run_in_executor(self._threads, question, *args)
 
     async def latest(self, game: str, model: str) -> Latest | None:
         """At most `FRESH` old, unless the registry is away. Callers that come while it is being looked up share the
