@@ -53,8 +53,9 @@ lock: .venv/.uv  ## refresh the pinned versions after a change of pyproject.toml
 	VIRTUAL_ENV=$(CURDIR)/.venv-peers $(UV) pip install --quiet --compile-bytecode -r requirements/peers.txt
 	@touch $@
 
-.venv/.system: scripts/system-packages
+.venv/.system: scripts/system-packages scripts/s3-server
 	scripts/system-packages
+	scripts/s3-server
 	@mkdir -p .venv && touch $@
 
 clean:

@@ -77,7 +77,7 @@ class TrainerStatus(msgspec.Struct, frozen=True):
 
     game: str
     algorithm: str
-    state: str  # "waiting for play", "training", "solved", "stopped", "failed: …"
+    state: str  # "waiting for play", "training" (", but cannot publish: …"), "stopped", "failed: …"
     updates: int = 0  # gradient steps so far
     updates_per_s: float = 0.0
     steps: int = 0  # steps of experience taken in

@@ -18,6 +18,7 @@ except ImportError:
     sys.exit("The command line needs typer and rich: pip install 'sparring[play]' (or 'sparring[platform]')")
 
 from sparring import __version__
+from sparring.registry import commands as registry_commands
 from sparring.training import commands, nodes
 from sparring.training.sweep import command as sweeps
 
@@ -64,7 +65,13 @@ def demo(
     demo(game, algorithm=algorithm, players=players, target=target, data=data, port=port, limit=limit, stay=stay)
 
 
-@app.command(epilog=_examples("sparring up", "sparring up --data /srv/sparring --host 0.0.0.0 --port 80"))
+@app.command(
+    epilog=_examples(
+        "sparring up",
+        "sparring up --data /srv/sparring --host 0.0.0.0 --port 80",
+        "sparring up --registry 's3://my-bucket/bots?region=eu-west-1'",
+    )
+)
 def up(
     data: DataOption = Path(".sparring"),
     host: Annotated[
@@ -73,7 +80,11 @@ def up(
     port: Annotated[int, typer.Option(min=0, max=65535, help="Port; 0: any free one.")] = 8400,
     algorithm: AlgorithmOption = None,
     publish_every: Annotated[float, typer.Option(min=0.1, help="Seconds between versions.")] = 10.0,
+    registry: Annotated[
+        str | None, typer.Option(help="Where models are published: s3://BUCKET/PREFIX?region=…; default: under --data.")
+    ] = None,
     train: Annotated[bool, typer.Option(help="Run the trainer.")] = True,
+    gateway: Annotated[bool, typer.Option(help="Run the gateway; without it, the trainer alone.")] = True,
     print_address: Annotated[
         bool, typer.Option("--print-address", help="Print only the address, for scripts.")
     ] = False,
@@ -86,7 +97,12 @@ def up(
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     if algorithm is not None:
         algorithms.check_name(algorithm)
-    settings = msgspec.json.encode({"algorithm": algorithm, "publish_every": publish_every}) if train else None
+    if not train and not gateway:
+        raise InputError("--no-train --no-gateway leaves nothing to run: drop one of them")
+    settings = msgspec.json.encode({"algorithm": algorithm, "publish_every": publish_every})
+    if not gateway:
+        platform.train(data, registry=registry, settings=settings)
+        return
 
     def ready(url: str) -> None:
         if print_address:
@@ -98,7 +114,7 @@ def up(
         )
         console.print(f"Play against it: [bold]sparring play CartPole-v1 --server {url} --players 4[/]")
 
-    platform.up(data, host, port, settings=settings, ready=ready)
+    platform.up(data, host, port, registry=registry, settings=settings if train else None, ready=ready)
     if not print_address:
         Console().print("Stopped.")
 
@@ -387,6 +403,11 @@ app.command(epilog=_examples("sparring record runs/001 out.mp4"))(commands.recor
 app.command(epilog=_examples("sparring plot runs/001 runs/002 --out figure.png"))(commands.plot)
 app.command(epilog=_examples("sparring publish runs/001"))(commands.publish)
 app.command(epilog=_examples("sparring runs"))(commands.runs)
+app.add_typer(
+    registry_commands.app,
+    name="registry",
+    epilog=_examples("sparring registry init 's3://my-bucket/bots?region=eu-west-1' --public"),
+)
 app.add_typer(nodes.app, name="cluster", epilog=_examples("sparring cluster up --head", "sparring cluster status"))
 
 

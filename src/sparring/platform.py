@@ -2,6 +2,7 @@
 
 import contextlib
 import fcntl
+import logging
 import os
 import subprocess
 import sys
@@ -14,11 +15,12 @@ import msgspec
 
 from sparring.errors import InputError
 from sparring.gateway.app import create_app, serve
-from sparring.registry.registry import Registry
+from sparring.registry.registry import Registry, RegistryError
 from sparring.store.sqlite import SqliteStore
 
-__all__ = ["up"]
+__all__ = ["train", "up"]
 
+log = logging.getLogger(__name__)
 STOP_TIMEOUT = 30.0  # seconds that the trainer gets for its last checkpoint
 RESTART_AFTER = 5.0  # seconds before a trainer that died is started again
 
@@ -28,30 +30,53 @@ def up(
     host: str = "127.0.0.1",
     port: int = 8400,
     *,
+    registry: str | None = None,
     settings: bytes | None = b"{}",
     ready: Callable[[str], None] | None = None,
 ) -> None:
-    """Runs until SIGINT or SIGTERM, then stops cleanly; the next `up` on the same directory goes on. `settings`: the
-    trainer's, as JSON; none: no trainer."""
-    with _locked(data), contextlib.ExitStack() as stack:
+    """Runs until SIGINT or SIGTERM, then stops cleanly; the next `up` on the same directory goes on. `registry`: where
+    models are published, if not under `data`. `settings`: the trainer's, as JSON; none: no trainer."""
+    published = _registry(data, registry)
+    with _locked(data, "lock"), contextlib.ExitStack() as stack:
+        if settings is not None:
+            stack.enter_context(_locked(data, "trainer.lock"))
         store = SqliteStore(data / "store.db")
         stack.callback(store.close)
-        app = create_app(store, Registry(data / "registry"), data / "trainer")
+        app = create_app(store, published, data / "trainer")
 
         def started(url: str) -> None:
             if settings is not None:  # only now: a port in use must not cost a trainer's start
-                stack.enter_context(_trainer(data, settings))
+                stack.enter_context(_trainer(data, settings, registry))
             if ready is not None:
                 ready(url)
 
         serve(app, host, port, started)
 
 
+def train(data: Path, *, registry: str | None = None, settings: bytes = b"{}") -> None:
+    """The trainer alone, in this process; the gateway is somewhere else."""
+    _registry(data, registry)
+    with _locked(data, "trainer.lock"):
+        from sparring.training import live  # JAX, which a gateway does without
+
+        live.main(_trainer_words(data, settings, registry))
+
+
+def _registry(data: Path, address: str | None) -> Registry:
+    """What is wrong with it for good is said now; one that is merely away may come back."""
+    registry = Registry(address or data / "registry")
+    try:
+        registry.check()
+    except RegistryError as error:
+        log.warning("%s. Going on without it: bots are published and served when it is back", error)
+    return registry
+
+
 @contextlib.contextmanager
-def _locked(data: Path) -> Iterator[None]:
+def _locked(data: Path, name: str) -> Iterator[None]:
     """Two platforms on one directory would train the same games twice."""
     data.mkdir(parents=True, exist_ok=True)
-    with (data / "lock").open("a+") as file:
+    with (data / name).open("a+") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
@@ -67,10 +92,10 @@ def _locked(data: Path) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _trainer(data: Path, settings: bytes) -> Iterator[None]:
+def _trainer(data: Path, settings: bytes, registry: str | None) -> Iterator[None]:
     """Keeps a trainer running. It writes to DIR/trainer.log and goes when we go, also when we are killed."""
-    command = [sys.executable, "-m", "sparring.training.live", "--data", str(data), "--parent", str(os.getpid())]
-    command += ["--settings", msgspec.json.encode(msgspec.json.decode(settings)).decode()]
+    command = [sys.executable, "-m", "sparring.training.live", "--parent", str(os.getpid())]
+    command += _trainer_words(data, settings, registry)
     stopping = threading.Event()
     # Gateway, players and learner share the cores: a small network gains nothing from more threads than one.
     env = {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": "--xla_cpu_multi_thread_eigen=false"} | os.environ
@@ -95,6 +120,11 @@ def _trainer(data: Path, settings: bytes) -> Iterator[None]:
     finally:
         stopping.set()
         thread.join()
+
+
+def _trainer_words(data: Path, settings: bytes, registry: str | None) -> list[str]:
+    words = ["--data", str(data), "--settings", msgspec.json.encode(msgspec.json.decode(settings)).decode()]
+    return words if registry is None else [*words, "--registry", registry]
 
 
 def _wait(child: "subprocess.Popen[bytes]") -> None:

@@ -1,7 +1,9 @@
 """The trainer from the store: learns, publishes by its rule, says which data it saw, goes on after a restart."""
 
+import json
 import time
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -12,7 +14,7 @@ from sparring.errors import InputError
 from sparring.experience import Columns, Fragment, new_id, pack
 from sparring.games import Box, Discrete, Game, MultiDiscrete
 from sparring.games.catalog import load
-from sparring.registry.registry import Registry
+from sparring.registry.registry import Registry, RegistryError
 from sparring.store.memory import MemoryStore
 from sparring.training.live import GameTrainer, Settings
 
@@ -274,3 +276,37 @@ def test_a_client_cannot_make_the_trainer_import_a_module(tmp_path: Path) -> Non
     run_dry(trainer)
     assert setup.registry.latest("larger") is not None  # published by the clock, never simulated
     assert not trainer.simulated
+
+
+def test_learning_goes_on_while_the_registry_is_away(setup: Setup, monkeypatch: pytest.MonkeyPatch) -> None:
+    publish, away = Registry.publish, True
+
+    def maybe(self: Registry, *args: Any, **options: Any) -> Any:
+        if away:
+            raise RegistryError("cannot write: nobody answers")
+        return publish(self, *args, **options)
+
+    monkeypatch.setattr(Registry, "publish", maybe)
+    trainer = setup.trainer()
+    setup.feed(20)
+    run_dry(trainer)
+    learned = trainer.learner.updates
+    assert learned > 0
+    trainer.next_status = 0.0
+    trainer.turn()
+    status = json.loads((setup.path / "trainer/status.json").read_bytes())
+    assert "cannot publish: cannot write: nobody answers" in status["state"]
+    away = False
+    setup.feed(20)
+    run_dry(trainer)
+    assert trainer.learner.updates > learned
+    assert setup.registry.latest("larger") is None  # not at once again: whoever comes back is not stormed
+    trainer.hold_until = 0.0
+    setup.feed(20)
+    run_dry(trainer)
+    latest = setup.registry.latest("larger")
+    assert latest is not None
+    assert latest.metrics["updates"] > learned  # what it has learned since, not what it had then
+    trainer.next_status = 0.0
+    trainer.turn()
+    assert "publish" not in json.loads((setup.path / "trainer/status.json").read_bytes())["state"]

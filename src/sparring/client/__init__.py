@@ -2,7 +2,7 @@
 nothing of the training stack."""
 
 from sparring.client.bot import Actions, Bot
-from sparring.client.client import Client, Player
+from sparring.client.client import Client, Player, public_bot
 from sparring.client.recorder import Acted
 from sparring.client.server import Refused, SchemaMismatch, Unavailable
 from sparring.client.uploader import Stats
@@ -17,4 +17,5 @@ __all__ = [
     "SchemaMismatch",
     "Stats",
     "Unavailable",
+    "public_bot",
 ]

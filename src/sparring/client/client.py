@@ -17,6 +17,7 @@ from sparring.client.bot import Bot
 from sparring.client.convert import to_action
 from sparring.client.models import Models, Newest
 from sparring.client.notices import Notices
+from sparring.client.published import OfBucket, OfServer, Published
 from sparring.client.recorder import LAST_ACT, Acted, Recorder
 from sparring.client.server import Refused, SchemaMismatch, Server, Unavailable
 from sparring.client.spool import Spool, write_whole
@@ -26,7 +27,7 @@ from sparring.games import Game
 from sparring.games.spec import NAME
 from sparring.registry.manifest import DEFAULT_MODEL
 
-__all__ = ["Client", "Player"]
+__all__ = ["Client", "Player", "public_bot"]
 
 MSGPACK = {"Content-Type": "application/msgpack", "Accept": "application/msgpack"}
 
@@ -66,6 +67,7 @@ class Player(Recorder):
 class Client:
     """`game`: the name of a game that the server knows, or a Game (or the path of its JSON) to register there.
 
+    registry        address of a public registry (https://…) to get bots from; if none, they come from the server
     directory       where unsent play and downloaded bots are kept; $SPARRING_CLIENT_DIR or ~/.sparring/client if none
     fragment_steps  steps per uploaded fragment at most; an episode's end always ends one
     max_age         seconds after which steps are sent although the fragment is not full
@@ -81,6 +83,7 @@ class Client:
         game: Game | str | Path,
         player: str,
         *,
+        registry: str | None = None,
         directory: str | Path | None = None,
         fragment_steps: int = 100,
         max_age: float = 2.0,
@@ -92,7 +95,8 @@ class Client:
         self._server = Server(url, timeout)
         self._notices = Notices()
         self._fragment_steps, self._max_age, self._refresh = fragment_steps, max_age, refresh
-        root = Path(directory or os.environ.get("SPARRING_CLIENT_DIR") or Path.home() / ".sparring" / "client")
+        self._published: Published = OfServer(self._server) if registry is None else OfBucket(registry, timeout)
+        root = _root(directory)
         declared = _declared(game)
         name = declared.name if declared is not None else str(game).replace("/", "-")
         if not NAME.fullmatch(name):
@@ -102,7 +106,7 @@ class Client:
             self.game, registered = declared, self._register(declared)
         else:
             self.game, registered = self._look_up(name), True
-        self._models = Models(self._server, self.game, self.directory / "bots", self._notices)
+        self._models = Models(self._published, self.game, self.directory / "bots", self._notices)
         self._lock = threading.Lock()
         self._newest: dict[str, Newest] = {}
         self._players: dict[str, Player] = {}
@@ -201,6 +205,7 @@ class Client:
             player.closed = True
             player.end_episode()
         self._uploader.close(timeout)
+        self._published.close()
         self._server.close()
 
     def _tick(self) -> None:
@@ -249,6 +254,39 @@ class Client:
         except OSError as error:
             self._notices.warn(f"cannot write {kept} ({error}): without a server the game {name!r} will be unknown")
         return game
+
+
+def public_bot(
+    registry: str,
+    game: str,
+    model: str = DEFAULT_MODEL,
+    version: int | None = None,
+    *,
+    directory: str | Path | None = None,
+    timeout: float = 10.0,
+    seed: int | None = None,
+) -> Bot:
+    """A bot from a public registry (https://…), without a server and without recording: the newest version now, or a
+    certain one. Raises Unavailable when the registry does not answer, InputError when it has no such bot."""
+    if not NAME.fullmatch(game) or not NAME.fullmatch(model):
+        raise InputError(f"{game!r} and {model!r}: names of games and models are letters, digits, '.', '_' and '-'")
+    published = OfBucket(registry, timeout)
+    try:
+        found = (
+            published.latest(game, model, None) if version is None else (published.manifest(game, model, version), "")
+        )
+        if found is None:
+            raise InputError(f"{registry} has no version of {game}'s {model!r} yet")
+        spec = found[0].game
+        place = _root(directory) / _folder(registry) / game / "bots"
+        policy = Models(published, spec, place, Notices()).load(found[0])
+    finally:
+        published.close()
+    return Bot(spec, Recorder(spec, "nobody", lambda _: None, 100), lambda: policy, seed)
+
+
+def _root(directory: str | Path | None) -> Path:
+    return Path(directory or os.environ.get("SPARRING_CLIENT_DIR") or Path.home() / ".sparring" / "client")
 
 
 def _declared(game: Game | str | Path) -> Game | None:

@@ -11,7 +11,8 @@ import msgspec
 
 from sparring.client.bot import Loaded, Policy, RandomPlay
 from sparring.client.notices import Notices, log
-from sparring.client.server import Refused, Server, Unavailable
+from sparring.client.published import Published
+from sparring.client.server import Unavailable
 from sparring.client.spool import write_whole
 from sparring.errors import InputError
 from sparring.games import Game
@@ -29,16 +30,15 @@ MAX_DELAY = 300.0
 class Models:
     """One game's published versions, with their files in `directory`."""
 
-    def __init__(self, server: Server, game: Game, directory: Path, notices: Notices) -> None:
-        self.server, self.game, self.directory, self.notices = server, game, directory, notices
+    def __init__(self, published: Published, game: Game, directory: Path, notices: Notices) -> None:
+        self.published, self.game, self.directory, self.notices = published, game, directory, notices
 
     def version(self, model: str, version: int) -> Policy:
-        """A certain version, from the server."""
-        answer = self.server.request("GET", "games", self.game.name, "models", model, str(version), "manifest")
-        return self.load(answer.decode(Manifest))
+        """A certain version."""
+        return self.load(self.published.manifest(self.game.name, model, version))
 
     def load(self, manifest: Manifest) -> Policy:
-        """From disk if it is there, else from the server. Raises InputError for a file that cannot play this game."""
+        """From disk or from where it is published. Raises InputError for a file that cannot play this game."""
         if manifest.game.schema != self.game.schema:
             raise InputError(
                 f"version {manifest.version} of {manifest.model!r} is for schema {manifest.game.schema}, "
@@ -79,8 +79,7 @@ class Models:
             return None
 
     def _download(self, manifest: Manifest, sha256: str, size: int) -> bytes:
-        path = ("games", self.game.name, "models", manifest.model, str(manifest.version), "files", FILE)
-        data = self.server.request("GET", *path, limit=size).body
+        data = self.published.file(manifest, FILE, size)
         if (found := hashlib.sha256(data).hexdigest()) != sha256:
             raise InputError(
                 f"{FILE} of version {manifest.version} of {manifest.model!r} is damaged: "
@@ -133,21 +132,13 @@ class Newest:
         self._due = time.monotonic() + min(MAX_DELAY, self._every * 2 ** min(self._failures, 10))
 
     def _look(self) -> None:
-        headers = {} if self._etag is None else {"If-None-Match": self._etag}
-        try:
-            answer = self._models.server.request(
-                "GET", "games", self._models.game.name, "models", self._model, "latest", headers=headers
-            )
-        except Refused as error:
-            if error.status == 404:
-                return  # none published yet
-            raise
-        if answer.status == 304:
+        found = self._models.published.latest(self._models.game.name, self._model, self._etag)
+        if found is None:
             return
-        manifest = answer.decode(Manifest)
+        manifest, etag = found
         if manifest.model != self._model:
             raise InputError(f"asked for {self._model!r}, got a manifest of {manifest.model!r}")
         if (manifest.model, manifest.version) != (self.policy.model, self.policy.version):
             self.policy = self._models.load(manifest)
             self._models.remember(manifest)
-        self._etag = answer.headers.get("etag")
+        self._etag = etag

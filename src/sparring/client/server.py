@@ -90,18 +90,31 @@ class Server:
         query: str = "",
     ) -> Answer:
         """`path` parts come after /v1 and are quoted here. Raises Refused or Unavailable, nothing else."""
-        url = "/".join((self.url, "v1", *(quote(part, safe="") for part in path))) + query
+        answer = self.fetch(method, "v1", *path, body=body, headers=headers, limit=limit, timeout=timeout, query=query)
+        self._judge(answer)
+        return answer
+
+    def fetch(
+        self,
+        method: str,
+        *path: str,
+        body: bytes | None = None,
+        headers: dict[str, str] | None = None,
+        limit: int = MAX_ANSWER,
+        timeout: float | None = None,
+        query: str = "",
+    ) -> Answer:
+        """Any answer, whatever its status. Raises Unavailable when there is none."""
+        url = "/".join((self.url, *(quote(part, safe="") for part in path))) + query
         seconds = self.timeout if timeout is None else timeout
         try:
             try:
-                answer = self._exchange(method, url, body, headers, limit, seconds)
+                return self._exchange(method, url, body, headers, limit, seconds)
             except urllib3.exceptions.ProtocolError:
                 # Mostly a kept-alive connection that the server had closed; every request here may be repeated.
-                answer = self._exchange(method, url, body, headers, limit, seconds)
+                return self._exchange(method, url, body, headers, limit, seconds)
         except (urllib3.exceptions.HTTPError, OSError, ValueError) as error:
             raise Unavailable(f"{self.url} is not reachable: {_reason(error)}") from error
-        self._judge(answer)
-        return answer
 
     def close(self) -> None:
         self._pool.clear()

@@ -18,14 +18,13 @@ from sparring.games import Game
 from sparring.games.spec import NAME, Array, column
 from sparring.gateway.games import Games
 from sparring.gateway.http import JSON, MSGPACK, Refusal, answer, decode, media_type, read_body
-from sparring.gateway.models import Models
+from sparring.gateway.models import POLICY, Models
 
 __all__ = ["Acting"]
 
 MAX_OBSERVATIONS = 4096
 MAX_BODY = 2 << 20  # lists of anything, see ingest.Limits
 MAX_LOADED = 16  # policies in memory
-POLICY = "policy.onnx"
 log = logging.getLogger(__name__)
 
 

@@ -108,6 +108,7 @@ class _Platform:
         finally:
             pushing.cancel()
             self.ingest.close()
+            self.models.close()
 
     async def erase(self, request: Request) -> Response:
         game = await self.games.get(request.path_params["game"])
@@ -182,7 +183,12 @@ class _Platform:
                 headers={"Content-Encoding": "gzip, deflate or none"},
             ),
             Operation(
-                "GET", f"{game}/models", self.models.list, "The game's models", {JSON: list[ModelInfo]}, errors=(404,)
+                "GET",
+                f"{game}/models",
+                self.models.list,
+                "The game's models",
+                {JSON: list[ModelInfo]},
+                errors=(404, 503),
             ),
             Operation(
                 "GET",
@@ -191,7 +197,7 @@ class _Platform:
                 "The newest version's manifest",
                 {JSON: Manifest},
                 statuses={200: "OK", 304: "You have it"},
-                errors=(404,),
+                errors=(404, 503),
                 headers=etag,
             ),
             Operation(
@@ -200,7 +206,7 @@ class _Platform:
                 self.models.get_manifest,
                 "A version's manifest; never changes",
                 {JSON: Manifest},
-                errors=(404,),
+                errors=(404, 503),
             ),
             Operation(
                 "GET",
@@ -209,7 +215,7 @@ class _Platform:
                 "A version's file; never changes",
                 {"application/octet-stream": bytes},
                 statuses={200: "OK", 304: "You have it"},
-                errors=(404,),
+                errors=(404, 503),
                 headers=etag,
             ),
             Operation(
@@ -219,7 +225,7 @@ class _Platform:
                 "Actions for observations, answered in the encoding of the question",
                 {JSON: Actions, MSGPACK: Actions},
                 {JSON: Act, MSGPACK: Act},
-                errors=(404, 408, 409, 413, 415, 422),
+                errors=(404, 408, 409, 413, 415, 422, 503),
             ),
             Operation("GET", f"{game}/stats", self.live.stats, "How it goes", {JSON: Snapshot}, errors=(404,)),
             Operation(

@@ -18,6 +18,7 @@ from sparring.api import Problem, Rejected
 from sparring.errors import InputError, SparringError
 from sparring.experience.wire import TooLarge
 from sparring.gateway.metrics import Metrics
+from sparring.registry.registry import RegistryError
 from sparring.store.protocol import StoreBusy, StoreFull
 
 __all__ = [
@@ -230,6 +231,9 @@ def _explain(error: Exception, path: str) -> Refusal:
             return Refusal(422, str(error))
         case StoreBusy():
             return Refusal(503, str(error), headers={"retry-after": "1"})
+        case RegistryError():
+            log.error("%s: %s", path, error)
+            return Refusal(503, "the models' registry does not answer: try again later", headers={"retry-after": "5"})
         case StoreFull():
             log.error("%s: %s", path, error)
             return Refusal(507, FULL, headers={"retry-after": "10"})

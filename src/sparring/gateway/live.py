@@ -325,7 +325,7 @@ class Live:
             newest = latest.manifest if latest else None
             if view.snapshot is not None and not view.stale(newest.version if newest else None):
                 return view.snapshot
-            manifests = await self._models.newest(game, DEFAULT_MODEL, MAX_VERSIONS) if latest else []
+            manifests = await self._models.newest(game, DEFAULT_MODEL, MAX_VERSIONS)
             return await asyncio.to_thread(view.build, newest, manifests)
 
     def _view(self, game: str) -> View:

@@ -1,11 +1,15 @@
 """Published models over HTTP: list, latest (polled by every player, so it is cached and answers 304), manifests and
-files, which never change once published."""
+files, which never change once published. While the registry is away, what was known last is served."""
 
 import asyncio
 import hashlib
+import logging
 import time
 from collections import OrderedDict
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from typing import Any, TypeVar
 
 import msgspec
 from starlette.requests import Request
@@ -17,11 +21,16 @@ from sparring.games.spec import NAME
 from sparring.gateway.games import Games
 from sparring.gateway.http import JSON, Blob, Refusal, answer
 from sparring.registry.manifest import Manifest
-from sparring.registry.registry import Registry
+from sparring.registry.registry import Registry, RegistryError
 
-__all__ = ["Latest", "Models"]
+__all__ = ["POLICY", "Latest", "Models"]
 
+T = TypeVar("T")
+log = logging.getLogger(__name__)
+THREADS = 4  # questions to the registry at once
 FRESH = 1.0  # seconds during which `latest` is answered from memory
+PATIENCE = 1.0  # seconds that a caller waits for the registry when there is an older answer
+POLICY = "policy.onnx"
 MAX_CACHED = 1000
 MAX_CACHED_BYTES = 64 << 20
 # Models are public to web pages of other origins: a browser game loads its bot from here.
@@ -37,27 +46,69 @@ class Latest:
     etag: str
 
 
+@dataclass
+class Look:
+    """A look at the registry, and what the one before found."""
+
+    asked: float
+    task: asyncio.Task[Latest | None]
+    before: Latest | None
+
+    @property
+    def known(self) -> Latest | None:
+        done = self.task.done() and not self.task.cancelled() and self.task.exception() is None
+        return self.task.result() if done else self.before
+
+
 class Models:
     def __init__(self, registry: Registry, games: Games) -> None:
         self._registry = registry
         self._games = games
-        self._latest: OrderedDict[tuple[str, str], tuple[float, asyncio.Task[Latest | None]]] = OrderedDict()
+        self._latest: OrderedDict[tuple[str, str], Look] = OrderedDict()
+        self._versions: OrderedDict[tuple[str, str], tuple[int, list[int]]] = OrderedDict()  # with the latest of then
+        self._away = False
+        # Of their own: a registry that hangs must not take the threads that uploads are written with.
+        self._threads = ThreadPoolExecutor(THREADS, "registry")
         self._manifests: OrderedDict[tuple[str, str, int], Manifest] = OrderedDict()
         self._files: OrderedDict[str, bytes] = OrderedDict()  # by sha256
 
+    def close(self) -> None:
+        self._threads.shutdown(wait=False, cancel_futures=True)
+
+    async def _ask(self, question: Callable[..., T], *args: Any) -> T:
+        return await asyncio.get_running_loop().run_in_executor(self._threads, question, *args)
+
     async def latest(self, game: str, model: str) -> Latest | None:
-        """At most `FRESH` old. Callers that come while it is being looked up share the answer."""
+        """At most `FRESH` old, unless the registry is away. Callers that come while it is being looked up share the
+        answer."""
         key, now = (game, model), time.monotonic()
-        known = self._latest.get(key)
-        if known is None or (now - known[0] > FRESH and known[1].done()):
-            known = self._latest[key] = now, asyncio.create_task(self._look_up(game, model))
+        look = self._latest.get(key)
+        if look is None or (now - look.asked > FRESH and look.task.done()):
+            before = look.known if look else None
+            look = self._latest[key] = Look(now, asyncio.create_task(self._look_up(game, model, before)), before)
             self._latest.move_to_end(key)
             while len(self._latest) > MAX_CACHED:
                 self._latest.popitem(last=False)
-        return await asyncio.shield(known[1])
+        if look.before is not None:
+            await asyncio.wait([look.task], timeout=max(look.asked + PATIENCE - now, 0))
+            if not look.task.done():
+                return look.before
+        return await asyncio.shield(look.task)
 
-    async def _look_up(self, game: str, model: str) -> Latest | None:
-        manifest = await asyncio.to_thread(self._registry.latest, game, model)
+    async def _look_up(self, game: str, model: str, before: Latest | None) -> Latest | None:
+        try:
+            manifest = await self._ask(self._registry.latest, game, model)
+            if manifest is not None and (before is None or before.manifest != manifest) and POLICY in manifest.files:
+                self._keep(manifest)
+                await self.file(game, model, manifest.version, POLICY)  # now: later the registry may be away
+            self._away = False
+        except RegistryError as error:
+            if not self._away:
+                log.warning("%s; what is known is served", error)
+            self._away = True
+            if before is None:
+                raise
+            return before
         if manifest is None:
             return None
         body = msgspec.json.encode(manifest)
@@ -68,18 +119,34 @@ class Models:
         key = (game, model, version)
         if (found := self._manifests.get(key)) is None:
             try:
-                found = await asyncio.to_thread(self._registry.manifest, *key)
+                found = await self._ask(self._registry.manifest, *key)
             except InputError as error:  # not published, or a number that no version has
                 raise Refusal(404, str(error)) from error
-            self._manifests[key] = found
-            while len(self._manifests) > MAX_CACHED:
-                self._manifests.popitem(last=False)
+            self._keep(found)
         return found
 
+    def _keep(self, manifest: Manifest) -> None:
+        self._manifests[manifest.game.name, manifest.model, manifest.version] = manifest
+        while len(self._manifests) > MAX_CACHED:
+            self._manifests.popitem(last=False)
+
     async def newest(self, game: str, model: str, count: int) -> list[Manifest]:
-        """Of the newest versions, oldest first."""
-        versions = await asyncio.to_thread(self._registry.versions, game, model)
-        return [await self.manifest(game, model, version) for version in sorted(versions)[-count:]]
+        """Of the newest versions, oldest first; while the registry is away, those that are known."""
+        if (latest := await self.latest(game, model)) is None:
+            return []
+        key, newest = (game, model), latest.manifest.version
+        known = self._versions.get(key)
+        found = []
+        try:
+            if known is None or known[0] != newest:  # listing a bucket is slow and costs: once per version
+                known = self._versions[key] = newest, await self._ask(self._registry.versions, game, model)
+                while len(self._versions) > MAX_CACHED:
+                    self._versions.popitem(last=False)
+            for version in known[1][-count:]:
+                found.append(await self.manifest(game, model, version))
+        except RegistryError:
+            return found or [latest.manifest]  # `latest` has told
+        return found
 
     async def file(self, game: str, model: str, version: int, name: str) -> bytes:
         manifest = await self.manifest(game, model, version)
@@ -87,7 +154,7 @@ class Models:
             files = ", ".join(sorted(manifest.files))
             raise Refusal(404, f"version {version} of {model!r} has no file {name[:100]!r}; it has {files}")
         if (data := self._files.get(info.sha256)) is None:
-            data = await asyncio.to_thread(self._registry.read, game, model, version, name)
+            data = await self._ask(self._registry.read, game, model, version, name)
             self._files[info.sha256] = data
             size = sum(map(len, self._files.values()))
             while size > MAX_CACHED_BYTES and len(self._files) > 1:
@@ -101,8 +168,8 @@ class Models:
     async def list(self, request: Request) -> Response:
         game = (await self._games.get(request.path_params["game"])).name
         rows = []
-        for model in await asyncio.to_thread(self._registry.models, game):
-            versions = await asyncio.to_thread(self._registry.versions, game, model)
+        for model in await self._ask(self._registry.models, game):
+            versions = await self._ask(self._registry.versions, game, model)
             latest = await self.latest(game, model)
             rows.append(ModelInfo(model, versions, latest.manifest if latest else None))
         return answer(rows, headers={**OPEN, "cache-control": "no-cache"})

@@ -1,10 +1,12 @@
 """What a published version is: its manifest. Light: the client reads manifests too."""
 
+from typing import Annotated
+
 import msgspec
 
 from sparring.games import Game
 
-__all__ = ["DEFAULT_MODEL", "DataSpan", "FileInfo", "Manifest"]
+__all__ = ["DEFAULT_MODEL", "DataSpan", "FileInfo", "Manifest", "Pointer"]
 
 DEFAULT_MODEL = "bot"  # the model that a game's trainer publishes and its players ask for unless they name another
 
@@ -37,3 +39,10 @@ class Manifest(msgspec.Struct, frozen=True):
     parent: int | None = None  # the version it was trained on from
     data: DataSpan = DataSpan()
     format: int = 1
+
+
+class Pointer(msgspec.Struct, frozen=True):
+    """`latest.json`: the newest version."""
+
+    version: Annotated[int, msgspec.Meta(ge=1, lt=10**15)]
+    sha256: str  # of its manifest

@@ -22,7 +22,7 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import msgspec
 import obstore
@@ -34,12 +34,17 @@ from sparring.export import onnx, weights
 from sparring.games.spec import NAME
 from sparring.networks.policy import Policy
 from sparring.registry.card import card
-from sparring.registry.manifest import DEFAULT_MODEL, DataSpan, FileInfo, Manifest
+from sparring.registry.manifest import DEFAULT_MODEL, DataSpan, FileInfo, Manifest, Pointer
+from sparring.registry.s3 import Bucket
 
-__all__ = ["NotPublished", "Registry"]
+__all__ = ["NotPublished", "Registry", "RegistryError"]
 
 log = logging.getLogger(__name__)
 VERSION = re.compile(r"[1-9][0-9]{0,14}")
+# What a bucket tells those who read it directly. A pointer may be this old before somebody sees the next version.
+POINTER = {"Content-Type": "application/json", "Cache-Control": "public, max-age=5"}
+FOREVER = "public, max-age=31536000, immutable"
+TYPES = {".json": "application/json", ".md": "text/markdown; charset=utf-8"}
 MANIFEST = re.compile(r"games/([^/]+)/models/([^/]+)/([1-9][0-9]{0,14})/manifest\.json")
 
 
@@ -47,15 +52,8 @@ class NotPublished(InputError):
     """There is no such version, or no such file in it."""
 
 
-class StoreError(SparringError):
+class RegistryError(SparringError):
     """The directory or bucket does not answer: no rights, no space, no network."""
-
-
-class Pointer(msgspec.Struct, frozen=True):
-    """`latest.json`."""
-
-    version: Annotated[int, msgspec.Meta(ge=1, lt=10**15)]
-    sha256: str  # of the manifest
 
 
 class Registry:
@@ -65,9 +63,12 @@ class Registry:
     def __init__(self, location: str | Path) -> None:
         url = str(location)
         self._root = None if "://" in url else Path(url).absolute()
+        self._bucket = Bucket.parse(url) if url.startswith("s3://") else None
         self._store: Any  # obstore's stores share functions, not a type
         try:
-            if self._root is None:
+            if self._bucket is not None:
+                self._store = self._bucket.store()
+            elif self._root is None:
                 self._store = from_url(url)
             else:
                 self._root.mkdir(parents=True, exist_ok=True)
@@ -75,6 +76,17 @@ class Registry:
         except (BaseError, ValueError, OSError) as error:
             raise InputError(f"no registry can be at {url}: {_line(error)}") from error
         self._latest: dict[tuple[str, str], tuple[bytes | None, Manifest | None]] = {}
+
+    def check(self) -> None:
+        """Before work that would end here: InputError when the address, the credentials or the rights are wrong,
+        RegistryError when the place does not answer."""
+        if self._bucket is not None:
+            try:
+                self._bucket.check()
+            except InputError:
+                raise
+            except SparringError as error:
+                raise RegistryError(str(error)) from error
 
     def publish(
         self,
@@ -109,12 +121,12 @@ class Registry:
         manifest = msgspec.structs.replace(manifest, version=version)
         files["card.md"] = card(manifest, policy).encode()
         for name in ("policy.safetensors", "card.md"):
-            self._put(f"{folder}/{version}/{name}", files[name], "create")
+            self._create(f"{folder}/{version}/{name}", files[name])
         self._sync(f"{folder}/{version}", *files)
         sums = {name: FileInfo(_sha256(content), len(content)) for name, content in files.items()}
         manifest = msgspec.structs.replace(manifest, files=sums)
         text = msgspec.json.format(msgspec.json.encode(manifest))
-        self._put(f"{folder}/{version}/manifest.json", text, "create")
+        self._create(f"{folder}/{version}/manifest.json", text)
         self._sync(f"{folder}/{version}", "manifest.json")
         self._point(folder, Pointer(version, _sha256(text)))
         return manifest
@@ -198,7 +210,7 @@ class Registry:
             manifest = self._manifest(game, model, version, sha256)
             for name in manifest.files:
                 self._file(manifest, name)
-        except StoreError:
+        except RegistryError:
             raise  # says nothing about the version
         except SparringError as error:
             log.warning("passing over version %d: %s", version, error)
@@ -248,9 +260,22 @@ class Registry:
                 self._sync(folder, "latest.json")
                 return
 
+    def _create(self, path: str, content: bytes) -> None:
+        """A file of a version that is ours. It may be there: a write whose answer was lost is sent again."""
+        try:
+            self._put(path, content, "create")
+        except AlreadyExistsError as error:
+            if self._get(path) != content:
+                raise SparringError(
+                    f"{path} was written by somebody else: nothing but publishers may write there"
+                ) from error
+
     def _put(self, path: str, content: bytes, mode: Any) -> None:
+        kind = TYPES.get(path[path.rfind(".") :], "application/octet-stream")
+        told = POINTER if path.endswith("/latest.json") else {"Content-Type": kind, "Cache-Control": FOREVER}
         with self._explained(f"write {path} to"):
-            obstore.put(self._store, path, content, mode=mode)
+            # Directories keep no such things.
+            obstore.put(self._store, path, content, mode=mode, attributes=None if self._root else told)
 
     @contextmanager
     def _alone(self, folder: str) -> Iterator[None]:
@@ -286,8 +311,8 @@ class Registry:
         except (AlreadyExistsError, PreconditionError, FileNotFoundError):
             raise
         except (BaseError, OSError) as error:
-            where = self._root or self._store
-            raise StoreError(f"cannot {what} the registry at {where}: {_line(error)}") from error
+            where = self._root or self._bucket or self._store
+            raise RegistryError(f"cannot {what} the registry at {where}: {_line(error)}") from error
 
 
 def _folder(game: str, model: str | None = None) -> str:
@@ -329,7 +354,12 @@ def _check_round_trip(manifest: Manifest) -> None:
 
 
 def _line(error: Exception) -> str:
-    return str(error).partition("\n")[0]
+    """Of obstore's pages: the end of the first line, and what S3 calls it."""
+    line = str(error).partition("\n")[0]
+    code = re.search(r"<Code>(\w+)</Code>", str(error))
+    if "Error performing" in line:
+        line = line.rpartition(" - ")[2].removesuffix(': <?xml version="1.0" encoding="UTF-8"?>')
+    return f"{line} ({code[1]})" if code else line
 
 
 def _sha256(data: bytes) -> str:

@@ -146,7 +146,9 @@ def publish_run(path: Path, model: str, registry: str) -> Any:
     experiment, rows = run.experiment, run.rows()
     last = {k: v for row in rows for k, v in row.items() if not k.startswith("time/")}  # the newest of each
     config = {k: v for k, v in experiment.hyperparameters.items() if not isinstance(v, list | dict)}
-    return Registry(registry).publish(
+    where = Registry(registry)
+    where.check()
+    return where.publish(
         run.policy(),
         model=model,
         algorithm=experiment.name,
@@ -200,6 +202,7 @@ def policy_of(target: str, registry: str) -> "Policy":
     from sparring.registry.registry import Registry
 
     where = Registry(registry)
+    where.check()
     game, model = found[1], found[2] or DEFAULT_MODEL
     if found[3] is not None:
         return where.policy(game, model, int(found[3]))

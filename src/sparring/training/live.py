@@ -25,7 +25,7 @@ from sparring.errors import InputError, SparringError
 from sparring.games import Game
 from sparring.networks.policy import Policy
 from sparring.registry.manifest import DEFAULT_MODEL, DataSpan, Manifest
-from sparring.registry.registry import Registry
+from sparring.registry.registry import Registry, RegistryError
 from sparring.store.protocol import Store
 from sparring.store.sqlite import SqliteStore
 from sparring.training import checkpoint
@@ -39,6 +39,7 @@ log = logging.getLogger("sparring.trainer")
 
 TURN = 0.25  # seconds of learning before looking at the store again
 RETRY_AFTER = 30.0
+PUBLISH_AGAIN = 5.0, 300.0  # seconds until a publication that failed is tried again: at first, and at most
 STATUS_AFTER = 5.0  # seconds without an update until the trainer says that it waits
 RETURN = "evaluation/return_mean"
 
@@ -71,7 +72,9 @@ class GameTrainer:
         self.simulated = game.env is not None and ":" not in game.env
         self.cursor = 0
         self.evaluation: float | None = None
-        self.published: Manifest | None = registry.latest(game.name, DEFAULT_MODEL)
+        self.published: Manifest | None = None
+        self.looked = False  # whether the registry was asked for it
+        self.trouble, self.hold, self.hold_until = "", 0.0, 0.0  # with the registry
         self.considered = 0  # updates when the policy was last looked at
         now = time.monotonic()
         self.next_checkpoint, self.next_evaluation = now + settings.checkpoint_every, now
@@ -116,12 +119,17 @@ class GameTrainer:
         if made:
             self.learned_at = now
         if self.learner.updates > self.considered and now >= self.next_evaluation:
-            self._consider(now)
+            try:
+                self._consider(now)
+            except RegistryError as error:
+                self._publish_later(error)
         if now >= self.next_checkpoint and (made or tail.fragments):
             self.checkpoint()
             self.next_checkpoint = now + self.settings.checkpoint_every
         if now >= self.next_status:
-            self.write_status("training" if now - self.learned_at < STATUS_AFTER else "waiting for play")
+            self.write_status(
+                ("training" if now - self.learned_at < STATUS_AFTER else "waiting for play") + self.trouble
+            )
             self.next_status = now + 1.0
         return bool(made or tail.fragments)
 
@@ -130,7 +138,8 @@ class GameTrainer:
         s, policy = self.settings, self.learner.policy()
         due = now - self.published_at >= s.publish_every
         if not self.simulated:
-            if due:
+            if due and now >= self.hold_until:
+                self._look()
                 self._publish(policy, now)
             return
         self.evaluation = float(summary(play(policy, s.evaluation_episodes, seed=self.learner.updates))[RETURN])
@@ -138,6 +147,9 @@ class GameTrainer:
         self.next_evaluation = now + max(s.evaluate_every, 4 * (time.monotonic() - now))
         self.considered = self.learner.updates
         self._note()
+        if now < self.hold_until:
+            return
+        self._look()
         before = self.published.metrics.get(RETURN) if self.published else None
         if (
             before is None
@@ -145,6 +157,18 @@ class GameTrainer:
             or (due and self.evaluation >= before - (1 - s.tolerance) * abs(before))
         ):
             self._publish(policy, now)
+
+    def _look(self) -> None:
+        if not self.looked:
+            self.published, self.looked = self.registry.latest(self.game.name, DEFAULT_MODEL), True
+
+    def _publish_later(self, error: RegistryError) -> None:
+        """The registry is away. The version that is there stays the newest; learning goes on."""
+        first, most = PUBLISH_AGAIN
+        self.hold = min(max(first, self.hold * 2), most)
+        self.hold_until = time.monotonic() + self.hold
+        self.trouble = f", but cannot publish: {error}"
+        log.warning("%s: %s; trying again in %d s", self.game.name, error, self.hold)
 
     def _publish(self, policy: Policy, now: float) -> None:
         learner = self.learner
@@ -164,6 +188,7 @@ class GameTrainer:
             data=DataSpan(0, self.cursor, learner.fragments, learner.steps),
         )
         self.published_at, self.considered = now, learner.updates
+        self.trouble, self.hold = "", 0.0
         log.info("%s: published version %s", self.game.name, self.published.version)
 
     def checkpoint(self) -> None:
@@ -215,9 +240,9 @@ class _Stop(Exception):
     pass
 
 
-def run(data: Path, settings: Settings, parent: int | None = None) -> None:
+def run(data: Path, settings: Settings, parent: int | None = None, registry: str | None = None) -> None:
     """Trains every game of the store until SIGTERM or SIGINT, or until the process `parent` is gone."""
-    store, registry = _open(data / "store.db", parent), Registry(data / "registry")
+    store, published = _open(data / "store.db", parent), Registry(registry or data / "registry")
     trainers: dict[str, GameTrainer] = {}
     failed: dict[str, float] = {}  # game → when to try again
     try:
@@ -229,7 +254,7 @@ def run(data: Path, settings: Settings, parent: int | None = None) -> None:
                 directory = data / "trainer" / game.name
                 try:
                     if game.name not in trainers:
-                        trainers[game.name] = GameTrainer(store, registry, directory, game, settings)
+                        trainers[game.name] = GameTrainer(store, published, directory, game, settings)
                     busy |= trainers[game.name].turn()
                 except (SparringError, ValueError, ArithmeticError, OSError, RuntimeError) as error:
                     # One game's trouble must not stop the others: it is shown, logged, and tried again.
@@ -264,19 +289,20 @@ def _stop(signum: int, frame: FrameType | None) -> None:
     raise _Stop
 
 
-def main() -> None:
+def main(words: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--data", type=Path, required=True)
     parser.add_argument("--parent", type=int, help="exit when this process, which started us, is gone")
     parser.add_argument("--settings", default="{}", help="Settings as JSON")
-    args = parser.parse_args()
+    parser.add_argument("--registry", help="where to publish; default: DATA/registry")
+    args = parser.parse_args(words)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(message)s")
     jax.config.update("jax_compilation_cache_dir", str(args.data / "cache" / "jax"))  # type: ignore[no-untyped-call]
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.2)  # type: ignore[no-untyped-call]  # JAX's
     for s in (signal.SIGTERM, signal.SIGINT):
         signal.signal(s, _stop)
     with contextlib.suppress(_Stop):
-        run(args.data, msgspec.json.decode(args.settings, type=Settings), args.parent)
+        run(args.data, msgspec.json.decode(args.settings, type=Settings), args.parent, args.registry)
 
 
 if __name__ == "__main__":

@@ -271,7 +271,7 @@ function showTrainer(trainer) {
   const silent = now() - trainer.updated;
   const stalled = silent > SILENCE && !/^(stopped|failed)/.test(trainer.state);
   say($("trainer-state"), trainer.state + (stalled ? `, silent for ${duration(silent)}` : ""));
-  $("trainer-state").dataset.tone = trainer.state.startsWith("failed") || stalled ? "bad" : trainer.state;
+  $("trainer-state").dataset.tone = /^failed|cannot publish/.test(trainer.state) || stalled ? "bad" : trainer.state;
   say($("trainer-updates"), `${count(trainer.updates)}, ${number(trainer.updates_per_s)} per second`);
   say($("trainer-loss"), number(trainer.loss));
   say($("trainer-exploration"), trainer.exploration === null ? NONE : percent(trainer.exploration));

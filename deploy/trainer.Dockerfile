@@ -1,0 +1,14 @@
+# Learns from the store and publishes to the registry. From the project's root:
+#   docker build -f deploy/trainer.Dockerfile -t sparring-trainer .
+FROM python:3.11-slim-bookworm AS build
+COPY requirements/dev.txt /pins.txt
+COPY pyproject.toml README.md /src/
+COPY src /src/src
+RUN python -m venv /app && /app/bin/pip install --no-cache-dir -c /pins.txt "/src[platform,cassandra]"
+
+FROM python:3.11-slim-bookworm
+RUN useradd --uid 10001 --create-home sparring && install -d -o sparring /data
+COPY --from=build /app /app
+ENV PATH=/app/bin:$PATH
+USER 10001
+ENTRYPOINT ["sparring", "up", "--no-gateway", "--data", "/data"]
