@@ -110,19 +110,20 @@ def test_a_learner_slower_than_play_hears_every_actor(ray):
         pool.start()
         pool.start()
         heard = []
-        for _ in range(9):
-            owed = [ref for place in pool.places for ref in place.asked]
-            assert len(ray.wait(owed, num_returns=len(owed), timeout=60)[1]) == 0  # all are done
+        for _ in range(30):
+            time.sleep(0.02)  # by then, all have played what they were asked for
             block = pool.take()
             heard.append(block.worker)
             pool.release(block)
-        assert [heard.count(worker) for worker in range(3)] == [3, 3, 3]
+        assert min(heard.count(worker) for worker in range(3)) >= 7
     finally:
         pool.close()
 
 
-def test_killed_actors_are_replaced(ray, tmp_path, caplog):
-    """Every few blocks one of them, with kill -9; every block that comes is whole."""
+@pytest.mark.parametrize("victim", ["worker", "host"])
+def test_killed_processes_are_replaced(ray, tmp_path, caplog, victim):
+    """Every few blocks a worker or the host of all, with kill -9; every block that comes is whole."""
+    import psutil
     from test_rollout import plan, policy_for
 
     from sparring.experience.replay import END
@@ -130,26 +131,29 @@ def test_killed_actors_are_replaced(ray, tmp_path, caplog):
 
     policy = policy_for("CartPole-v1")
     pool = RayPool(plan(policy, 2), 60.0, SHARE)
-    rng = np.random.default_rng(0)
     try:
         pool.publish(policy)
         pool.start()
         pool.start()
+        heard = set()
         for number in range(40):
             block = pool.take()
             assert np.isfinite(block.rows.obs).all()
             assert (block.rows.kind[:, -1] == END).all()
+            heard = (heard | {block.worker}) if number > 30 else heard
             pool.release(block)
             if number in (5, 15, 25):
-                victim = pool.places[int(rng.integers(2))]
-                await_(lambda victim=victim: victim.pid)
-                os.kill(victim.pid, signal.SIGKILL)
-                victim.pid = 0
-        assert pool.replaced == 3
+                (host,) = (psutil.Process(host.pid) for host in pool.hosts)
+                workers = [child for nursery in host.children() for child in nursery.children()]
+                assert len(workers) == 2
+                os.kill(workers[-1].pid if victim == "worker" else host.pid, signal.SIGKILL)
+        assert heard == {0, 1}
+        assert pool.replaced == (3 if victim == "worker" else 6)
     finally:
         pool.close()
-    assert "is replaced" in caplog.text
-    assert "Its last words" in caplog.text
+    assert ("it is replaced. Its last words" if victim == "worker" else "their host was lost") in caplog.text
+    _, alive = psutil.wait_procs(workers, timeout=30)
+    assert not alive
 
 
 @pytest.mark.parametrize(
@@ -185,11 +189,11 @@ def test_no_room_for_a_replacement_ends_the_run(ray, monkeypatch):
     pool = cluster.RayPool(plan(policy, 1), 60.0, SHARE)
     try:
         pool.publish(policy)
-        os.kill(pool.places[0].pid, signal.SIGKILL)
+        os.kill(pool.hosts[0].pid, signal.SIGKILL)
         pool.resources = Resources(actor_cpus=64)  # as if the only node with room were gone
         monkeypatch.setattr(cluster, "STARTING", 3.0)
         pool.start()
-        with pytest.raises(SparringError, match=r"did not start again within 3 s: the cluster has .* Lower rollout"):
+        with pytest.raises(SparringError, match=r"no room for 1 rollout workers within 3 s: .* Lower rollout"):
             pool.take()
     finally:
         pool.close()
@@ -215,7 +219,7 @@ def test_a_game_that_always_fails_ends_the_run_with_its_traceback(ray, tmp_path)
 def test_not_enough_is_told_at_once(ray, tmp_path):
     asked = experiment(tmp_path / "run", rollout=Rollout(workers=64), algorithm=PPO, resources=Resources(actor_cpus=1))
     began = time.monotonic()
-    with pytest.raises(InputError, match=r"64 rollout actors with 1 CPUs .* has room for 2\. Lower rollout\.workers"):
+    with pytest.raises(InputError, match=r"64 rollout workers with 1 CPUs .* has room for 2\. Lower rollout\.workers"):
         loop.train(asked)
     assert time.monotonic() - began < 30
     with pytest.raises(InputError, match="GPUs each do not fit"):
@@ -350,4 +354,4 @@ def test_two_hosts_and_then_one(hosts, tmp_path):
     rows = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
     assert [row["iteration"] for row in rows] == list(range(1, 41))
     assert rows[-1]["rollout/replaced"] >= 1
-    assert "is replaced" in (tmp_path / "log").read_text()
+    assert "are replaced: their host was lost" in (tmp_path / "log").read_text()
