@@ -1,4 +1,5 @@
-"""A game whose step only waits, like one that is played over a network: `waiting_game:Waiting-v0` (WAIT_MS, default 5)."""
+"""A game whose step only waits, like one that is played over a network: `waiting_game:Waiting-v0`. WAIT_MS says how
+long; default: 5."""
 
 import os
 import time
@@ -20,12 +21,11 @@ class Waiting(gymnasium.Env):  # type: ignore[type-arg]
 
     def reset(self, *, seed=None, options=None):  # type: ignore[no-untyped-def]
         super().reset(seed=seed)
-        self.obs = self.np_random.random(8, np.float32)
-        return self.obs, {}
+        return self.np_random.random(8, np.float32), {}
 
     def step(self, action):  # type: ignore[no-untyped-def]
         time.sleep(self.seconds)
-        return self.obs, 1.0, False, False, {}
+        return self.np_random.random(8, np.float32), 1.0, False, False, {}
 
 
 gymnasium.register("Waiting-v0", entry_point=Waiting, max_episode_steps=1000)

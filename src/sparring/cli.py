@@ -18,6 +18,7 @@ except ImportError:
     sys.exit("The command line needs typer and rich: pip install 'sparring[play]' (or 'sparring[platform]')")
 
 from sparring import __version__
+from sparring.bench import commands as bench
 from sparring.training import commands, nodes
 
 __all__ = ["app", "main"]
@@ -384,6 +385,7 @@ app.command(epilog=_examples("sparring plot runs/001 runs/002 --out figure.png")
 app.command(epilog=_examples("sparring publish runs/001"))(commands.publish)
 app.command(epilog=_examples("sparring runs"))(commands.runs)
 app.add_typer(nodes.app, name="cluster", epilog=_examples("sparring cluster up --head", "sparring cluster status"))
+app.add_typer(bench.app, name="bench")
 
 
 def main() -> None:

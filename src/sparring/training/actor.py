@@ -233,6 +233,7 @@ def serve(control: Connection, memory: int) -> None:
     actor.beat = arena.beats[order.worker]
     flat = np.empty(arena.weights.shape[1], np.float32)
     policy = Policy(plan.game, plan.layers, plan.head, dict(views(plan, flat)))
+    version = -1
     while True:
         message = control.recv_bytes()
         if message == SNAPSHOT:
@@ -240,7 +241,8 @@ def serve(control: Connection, memory: int) -> None:
             control.send_bytes(msgspec.msgpack.encode(Snapshot(None if state is None else pack(state))))
             continue
         slot, began = message[0], time.perf_counter()
-        version, exploration, at_random = arena.read(flat)
+        if version != int(arena.version[0]):
+            version, exploration, at_random = arena.read(flat)
         if exploration != policy.exploration:
             policy = policy.explore(exploration)
         episodes = actor.fill(arena.block(order.worker, slot), policy, at_random)
