@@ -7,6 +7,7 @@ import logging
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -15,11 +16,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from sparring import __version__ as sparring_version
 from sparring.errors import InputError, SparringError
 from sparring.training import checkpoint, loop
 from sparring.training.experiment import Experiment, Resources, Rollout, Stop
 
 pytestmark = pytest.mark.real
+COMMAND = [sys.executable, "-m", "sparring.cli"]
 HERE = Path(__file__).parent
 SMALL = [{"layer": "dense", "units": 16}]
 PPO = {"name": "ppo", "layers": SMALL, "steps": 128, "minibatch": 32, "epochs": 2}
@@ -326,28 +329,44 @@ def sparring(*words: str) -> str:
     return done.stdout
 
 
+PPO_512 = ["--algorithm", "ppo", "--set", "algorithm.steps=512"]
+
+
+def train(where: list[str], address: str, log: Path, *words: str) -> subprocess.Popen:
+    """`sparring train` on a host, in the background."""
+    changes = ["runner=ray", "resources.actor_cpus=0.5", f"resources.address={address}:6379"]
+    sets = [word for change in changes for word in ("--set", change)]
+    with log.open("a") as file:
+        return subprocess.Popen([*where, *COMMAND, "train", *words, *sets], stdout=file, stderr=file)
+
+
+def lose(where: list[str]) -> None:
+    """A host, with all that runs there."""
+    for pid in ip("netns", "pids", Path(where[1]).name).split():
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(int(pid), signal.SIGKILL)
+
+
+def lines(path: Path) -> int:
+    return path.read_text().count("\n") if path.is_file() else 0
+
+
 def test_two_hosts_and_then_one(hosts, tmp_path):
     """A cluster of two, made as its users make it; during the run one of its nodes is lost."""
     (head, address), (other, theirs) = hosts
-    command = [sys.executable, "-m", "sparring.cli"]
-    told = sparring(*head, *command, "cluster", "up", "--head", "--host", address, "--cpus", "2")
+    told = sparring(*head, *COMMAND, "cluster", "up", "--head", "--host", address, "--cpus", "2")
     assert f"--join {address}:6379" in told
-    sparring(*other, *command, "cluster", "up", "--join", f"{address}:6379", "--host", theirs, "--cpus", "2")
-    listed = sparring(*head, *command, "cluster", "status", "--address", f"{address}:6379")
+    sparring(*other, *COMMAND, "cluster", "up", "--join", f"{address}:6379", "--host", theirs, "--cpus", "2")
+    listed = sparring(*head, *COMMAND, "cluster", "status", "--address", f"{address}:6379")
     assert address in listed
     assert theirs in listed
 
     out = tmp_path / "run"
-    changes = ["runner=ray", "rollout.workers=4", f"resources.address={address}:6379", "resources.actor_cpus=0.5"]
-    changes += ["algorithm.steps=512", "stop.iterations=40"]
-    sets = [word for change in changes for word in ("--set", change)]
-    words = [*head, *command, "train", "CartPole-v1", "--algorithm", "ppo", "--out", str(out), *sets]
-    with (tmp_path / "log").open("w") as log:
-        run = subprocess.Popen(words, stdout=log, stderr=log)
+    words = ["CartPole-v1", *PPO_512, "--out", str(out), "--set", "rollout.workers=4"]
+    run = train(head, address, tmp_path / "log", *words, "--set", "stop.iterations=40")
     try:
-        await_(lambda: (out / "metrics.jsonl").is_file() and (out / "metrics.jsonl").read_text().count("\n") > 2, 120)
-        for pid in ip("netns", "pids", Path(other[1]).name).split():
-            os.kill(int(pid), signal.SIGKILL)
+        await_(lambda: lines(out / "metrics.jsonl") > 2, 120)
+        lose(other)
         assert run.wait(200) == 0, (tmp_path / "log").read_text()
     finally:
         run.kill()
@@ -355,3 +374,77 @@ def test_two_hosts_and_then_one(hosts, tmp_path):
     assert [row["iteration"] for row in rows] == list(range(1, 41))
     assert rows[-1]["rollout/replaced"] >= 1
     assert "are replaced: their host was lost" in (tmp_path / "log").read_text()
+
+
+def test_the_learners_host_is_lost(hosts, tmp_path):
+    """The learner, its cluster and the workers, all at once; the run goes on in a new cluster on another host."""
+    (first, address), (second, theirs) = hosts
+    out, every = tmp_path / "run", 4
+    sparring(*first, *COMMAND, "cluster", "up", "--head", "--host", address, "--cpus", "2")
+    words = ["CartPole-v1", *PPO_512, "--out", str(out), "--set", "rollout.workers=2"]
+    run = train(first, address, tmp_path / "log", *words, "--set", f"checkpoint.every={every}")
+    try:
+        await_(lambda: lines(out / "metrics.jsonl") > 2 * every, 120)
+        lose(first)
+        assert run.wait(30) != 0
+    finally:
+        run.kill()
+    lost = lines(out / "metrics.jsonl")
+    saved = int(max(path.name for path in (out / "checkpoints").glob("*[0-9]")))
+    assert lost - saved <= every
+
+    sparring(*second, *COMMAND, "cluster", "up", "--head", "--host", theirs, "--cpus", "2")
+    run = train(second, theirs, tmp_path / "log2", str(out), "--resume", "--set", f"stop.iterations={lost + 5}")
+    try:
+        assert run.wait(150) == 0, (tmp_path / "log2").read_text()
+    finally:
+        run.kill()
+    rows = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+    assert [row["iteration"] for row in rows] == list(range(1, lost + 6))
+    steps = np.diff([row["steps"] for row in rows])
+    assert (steps > 0).all()
+
+
+OTHER_SPARRING = """
+import sys, sparring
+sparring.__version__ = "0.0.9"
+from sparring.cli import main
+main()
+"""
+
+
+def test_other_versions_may_not_join(hosts, tmp_path):
+    (head, address), (other, theirs) = hosts
+    sparring(*head, *COMMAND, "cluster", "up", "--head", "--host", address, "--cpus", "1")
+    words = ["cluster", "up", "--join", f"{address}:6379", "--host", theirs, "--cpus", "1"]
+
+    older = [*other, sys.executable, "-c", OTHER_SPARRING, *words]
+    done = subprocess.run(older, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 2, done.stderr
+    assert f"node {address} has Sparring {sparring_version}, this machine 0.0.9: install the same" in done.stderr
+
+    # As if another Ray were installed here: what it says of itself is all that Ray compares.
+    (tmp_path / "sitecustomize.py").write_text("import ray; ray.__version__ = '2.0.0'")
+    patched = os.environ | {"PYTHONPATH": str(tmp_path), "RAY_AUTH_MODE": "token"}
+    done = subprocess.run([*other, *COMMAND, *words], env=patched, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 2, done.stderr
+    said = " ".join(done.stderr.split())
+    assert "cannot join: Version mismatch" in said
+    assert "Ray: 2.0.0" in said
+    assert ip("netns", "pids", Path(other[1]).name) == ""  # nothing is left of either try
+
+
+def test_down_stops_what_up_started_and_nothing_else(ray):
+    import psutil
+
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = str(free.getsockname()[1])
+    before = {process.pid for process in psutil.process_iter()}
+    sparring(*COMMAND, "cluster", "up", "--head", "--port", port, "--cpus", "1")
+    began = [process for process in psutil.process_iter() if process.pid not in before and process.name() == "raylet"]
+    assert began
+    assert "stopped" in sparring(*COMMAND, "cluster", "down")
+    _, alive = psutil.wait_procs(began, timeout=30)
+    assert not alive
+    assert "nothing runs here" in sparring(*COMMAND, "cluster", "down")
+    assert ray.get(ray.remote(num_cpus=0.1)(lambda: 7).remote(), timeout=60) == 7

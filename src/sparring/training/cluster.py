@@ -53,9 +53,10 @@ import ray  # noqa: E402
 from ray._private.state import available_resources_per_node  # noqa: E402  # Ray has no other way to ask
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy  # noqa: E402
 
-__all__ = ["RayPool", "connect", "use_token"]
+__all__ = ["LABEL", "RayPool", "connect", "use_token"]
 
 log = logging.getLogger("sparring.cluster")
+LABEL = "sparring-version"  # of a node
 LOOK = 1.0  # seconds between looks for hosts that do not start
 
 
@@ -82,10 +83,20 @@ def connect(resources: Resources) -> None:
         else:
             ray.init(resources.address, **options)
     except (ConnectionError, RuntimeError, ValueError) as error:
+        if "Version mismatch" in str(error):
+            raise InputError(f"the cluster at {resources.address} is another one: {error}\nInstall the same") from error
         raise InputError(
             f"no Ray cluster at resources.address {resources.address!r}: {error}\n"
             "`sparring cluster up --head` starts one and tells its address"
         ) from error
+    for node in ray.nodes():
+        version = node["Labels"].get(LABEL, sparring.__version__)  # none: not made by `sparring cluster up`
+        if node["Alive"] and version != sparring.__version__:
+            ray.shutdown()
+            raise InputError(
+                f"node {node['NodeManagerAddress']} has Sparring {version}, this machine {sparring.__version__}: "
+                "install the same"
+            )
 
 
 def require(resources: Resources, workers: int) -> None:
