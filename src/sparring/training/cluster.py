@@ -165,7 +165,7 @@ class Host:
     def play(
         self, asked: list[tuple[int, int]], version: int, weights: Array | None, exploration: float, at_random: bool
     ) -> tuple[list[Played], list[str], int]:
-        """Asks workers for blocks, waits until some block is full and gives all that are; warnings and replacements
+        """Asks workers for blocks and waits until as many are full, be it these or others; warnings and replacements
         since the last call. `weights`, if there are new ones, are for blocks that are begun from now on."""
         if weights is not None:
             self.versions[self.pool.arena.write([weights], exploration, at_random)] = version
@@ -180,7 +180,7 @@ class Host:
                 message.episodes,
                 message.seconds,
             )
-            for worker, message in self.pool.take_all()
+            for worker, message in self.pool.take_many(len(asked))
         ]
         warnings, replaced = self.warnings[:], self.pool.replaced
         self.warnings.clear()
@@ -318,9 +318,6 @@ class RayPool:
         return Block(played.number, played.slot, lag, played.rows, played.episodes)
 
     def _receive(self) -> None:
-        for host in self.hosts:
-            if not host.calls and any(self.owed[number] for number in host.numbers):
-                self._call(host, [])  # the last one did not wait for all
         calls = {host.calls[0]: host for host in self.hosts if host.calls}
         ready, _ = ray.wait(list(calls), num_returns=1, timeout=LOOK)
         for ref in ready:

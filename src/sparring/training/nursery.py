@@ -20,9 +20,14 @@ from pathlib import Path
 from typing import BinaryIO
 
 import numpy as np
+from gymnasium.envs.registration import load_env_creator, spec
 
 from sparring.errors import InputError
-from sparring.training.actor import serve
+from sparring.games.catalog import load, register
+from sparring.games.vector import build
+from sparring.networks.policy import Policy
+from sparring.networks.spec import Categorical, Dense, Gaussian, param_shapes
+from sparring.training.actor import Actor, Rows, row_types, serve
 
 __all__ = ["Child", "Nursery"]
 
@@ -104,17 +109,18 @@ class Child:
 
 
 def prepare(env: str) -> None:
-    """Imports what workers will need."""
-    from gymnasium.envs.registration import load_env_creator, spec
-
-    from sparring.games.catalog import register
-
-    with contextlib.suppress(InputError):  # whatever is wrong with the game, the workers will tell
+    """Imports what workers will need, and plays a little: Python writes into its own code while it first runs it, which
+    workers would do each for itself."""
+    with contextlib.suppress(InputError, ImportError):  # whatever is wrong with the game, the workers will tell
         register(env)
         entry = spec(env.rpartition(":")[2]).entry_point
         if isinstance(entry, str):
-            with contextlib.suppress(ImportError):
-                load_env_creator(entry)
+            load_env_creator(entry)
+    for game, head in ((load("CartPole-v1"), Categorical()), (load("Pendulum-v1"), Gaussian())):
+        layers = (Dense(8, "tanh"),)
+        params = {name: np.zeros(shape, np.float32) for name, shape in param_shapes(game, layers, head).items()}
+        rows = Rows(*(np.empty((1, 65), kind) for kind in row_types(game)))
+        Actor(game, build(game, 1), seed=0).fill(rows, Policy(game, layers, head, params))
     gc.collect()
     gc.freeze()  # or collecting would write to, and so copy, what is shared
 

@@ -269,13 +269,12 @@ class Pool:
         lag = int(self.arena.version[0]) - message.version
         return Block(worker.index, message.slot, lag, self.arena.block(worker.index, message.slot), message.episodes)
 
-    def take_all(self) -> list[tuple[int, Filled]]:
-        """Waits for a full block; which worker filled which, of all that are full by then. None if nobody was asked."""
-        while not self._full and any(worker.granted for worker in self.workers):
+    def take_many(self, count: int) -> list[tuple[int, Filled]]:
+        """Waits for so many full blocks: which worker filled which slot."""
+        while len(self._full) < count:
             self.receive()
-        full = [(worker.index, message) for worker, message in self._full]
-        self._full.clear()
-        return full
+        taken = [self._full.popleft() for _ in range(count)]
+        return [(worker.index, message) for worker, message in taken]
 
     def receive(self) -> None:
         """Waits a moment for full blocks; whoever died or hangs is replaced."""
