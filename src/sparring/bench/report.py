@@ -187,7 +187,8 @@ def _by_workers(pyplot: Any, experiment: Experiment, lines: Sequence[Line]) -> A
     ticks = sorted(everyone)
     speed.plot(ticks, ticks, ":", color="black", alpha=0.5, label="linear")
     time.set(xlabel="workers", ylabel="seconds of an iteration", title="Time by workers", yscale="log")
-    speed.set(xlabel="workers", ylabel="speed-up over one worker", title="Speed-up", yscale="log")
+    over = "speed-up over one worker" if 1 in everyone else "speed-up, the fewest workers taken as linear"
+    speed.set(xlabel="workers", ylabel=over, title="Speed-up", yscale="log")
     for axes in (time, speed):
         axes.set_xscale("log")
         axes.set_xticks(ticks, [str(tick) for tick in ticks])
