@@ -57,7 +57,8 @@ __all__ = ["LABEL", "RayPool", "connect", "use_token"]
 
 log = logging.getLogger("sparring.cluster")
 LABEL = "sparring-version"  # of a node
-LOOK = 1.0  # seconds between looks for hosts that do not start
+LOOK = 1.0  # seconds of waiting at a time: a Ctrl-C is heard in between
+FORGOTTEN = 100_000  # versions after which nobody plays with one any more
 
 
 class Played(NamedTuple):
@@ -168,7 +169,9 @@ class Host:
         """Asks workers for blocks and waits until as many are full, be it these or others; warnings and replacements
         since the last call. `weights`, if there are new ones, are for blocks that are begun from now on."""
         if weights is not None:
-            self.versions[self.pool.arena.write([weights], exploration, at_random)] = version
+            newest = self.pool.arena.write([weights], exploration, at_random)
+            self.versions[newest] = version
+            self.versions.pop(newest - FORGOTTEN, None)
         for number, slot in asked:
             self.pool.grant(self.numbers.index(number), slot)
         full = [
@@ -268,9 +271,10 @@ class RayPool:
                 )
 
     def _host(self, node: str, numbers: list[int], states: list[dict[str, Array] | None]) -> _Hosted:
+        gpus = self.resources.actor_gpus * len(numbers)
         options = {
             "num_cpus": self.resources.actor_cpus * len(numbers),
-            "num_gpus": self.resources.actor_gpus * len(numbers),
+            "num_gpus": gpus if gpus <= 1 else math.ceil(gpus),  # Ray's rule
             "scheduling_strategy": NodeAffinitySchedulingStrategy(node, soft=False),
         }
         plan = msgspec.structs.replace(self.plan, workers=len(numbers))
@@ -326,7 +330,9 @@ class RayPool:
             try:
                 full, warnings, replaced = ray.get(ref)
             except ray.exceptions.RayTaskError as error:  # the host itself works: it has given up a worker
-                raise SparringError(str(error.cause)) from error
+                raise SparringError(
+                    str(error.cause) if isinstance(error.cause, SparringError) else cause(error)
+                ) from error
             except ray.exceptions.RayError as error:
                 self._replace(host, error)
                 continue
