@@ -26,12 +26,12 @@ WIDE, NARROW = [256, 256], [64, 64]
 PPO_HUMANOID = {"steps": 4000, "minibatch": 250, "epochs": 10}
 PPO_CARTPOLE = {"steps": 2048, "minibatch": 64, "epochs": 10}
 TASKS = {
-    "ppo-humanoid": ("raw", "sparring", "sparring overlap", "sb3", "sbx", "rllib"),
+    "ppo-humanoid": ("raw", "sparring", "sparring overlap", "sparring ray", "sb3", "sbx", "rllib"),
     "sac-humanoid": ("sparring", "sb3", "sbx"),
     "td3-humanoid": ("sparring", "sb3", "sbx"),
     "ppo-cartpole": ("sparring", "sb3", "sbx"),
     "dqn-cartpole": ("sparring", "sb3", "sbx"),
-    "start": ("sparring", "sparring again", "sb3", "sbx", "rllib"),
+    "start": ("sparring", "sparring again", "sparring ray", "sb3", "sbx", "rllib", "rllib ray"),
 }
 OFF_POLICY_STARTS, OFF_POLICY_WARM, OFF_POLICY_STEPS = 500, 800, 2_000
 
@@ -39,7 +39,7 @@ OFF_POLICY_STARTS, OFF_POLICY_WARM, OFF_POLICY_STEPS = 500, 800, 2_000
 # Children: one contender, one task; print one line of JSON
 
 
-def sparring(task: str, overlap: bool = False) -> dict[str, float]:
+def sparring(task: str, runner: str = "local", overlap: bool = False) -> dict[str, float]:
     from sparring.training.experiment import Experiment
     from sparring.training.loop import train
 
@@ -73,6 +73,7 @@ def sparring(task: str, overlap: bool = False) -> dict[str, float]:
     }[task]
     asked["algorithm"]["name"] = algorithm
     asked |= {"game": HUMANOID if game == "humanoid" else CARTPOLE, "checkpoint": {"every": 0}}
+    asked["runner"] = runner
     if algorithm in ("sac", "td3"):
         asked["iteration"] = OFF_POLICY_WARM // 2
     with tempfile.TemporaryDirectory() as folder:
@@ -81,6 +82,10 @@ def sparring(task: str, overlap: bool = False) -> dict[str, float]:
     took = rows[-1]["time/total_s"] - rows[skipped - 1]["time/total_s"]
     share = sum(row["time/sample_s"] for row in rows[skipped:]) / took
     return {"rate": (rows[-1]["steps"] - rows[skipped - 1]["steps"]) / took, "sampling": share}
+
+
+def sparring_ray(task: str) -> dict[str, float]:
+    return sparring(task, "ray")
 
 
 def sb3(task: str, jax: bool = False) -> dict[str, float]:
@@ -192,18 +197,21 @@ def start(who: str) -> None:
 
         small = ["algorithm.steps=256", "algorithm.minibatch=64", "algorithm.epochs=1", "stop.iterations=1"]
         with tempfile.TemporaryDirectory() as folder:
+            if who.endswith("ray"):
+                small += ["runner=ray", "rollout.workers=2"]
             sets = [word for key in small for word in ("--set", key)]
             sys.argv = ["sparring", "train", CARTPOLE, "--algorithm", "ppo", "--out", folder + "/run", *sets]
             main()
-    elif who == "rllib":
+    elif who.startswith("rllib"):
         import logging
 
         import ray
         from ray.rllib.algorithms.ppo import PPOConfig
 
         ray.init(num_cpus=4, include_dashboard=False, logging_level=logging.ERROR, log_to_driver=False)
+        runners = 2 if who.endswith("ray") else 0
         training = {"train_batch_size": 256, "minibatch_size": 64, "num_epochs": 1}
-        algo = PPOConfig().environment(CARTPOLE).env_runners(num_env_runners=0).training(**training).build_algo()
+        algo = PPOConfig().environment(CARTPOLE).env_runners(num_env_runners=runners).training(**training).build_algo()
         algo.train()
     else:
         if who == "sbx":
@@ -255,26 +263,28 @@ def compare(task: str, options: argparse.Namespace) -> None:
         for who in contenders:
             found[who].append(measure(who, task, threads[who], options))
             say(f"{task}, round {number + 1}: {who} {found[who][-1]}")
-    ours = {who: [each["rate"] for each in results] for who, results in found.items() if who.startswith("sparring")}
-    heads = "".join(f" {who} is |" for who in ours)
-    print(f"\n| {task} | threads | steps/s | each round |{heads}\n|---|---|---|---|{'---|' * len(ours)}")
-    for who, results in found.items():
-        rates = [each["rate"] for each in results]
-        each = ", ".join(f"{rate:,.0f}" for rate in rates)
-        ratios = [statistics.median(a / b for a, b in zip(mine, rates, strict=True)) for mine in ours.values()]
-        told = "".join(f" {ratio:.2f} × |" for ratio in ratios)
-        print(f"| {who} | {threads[who] or 'own'} | {statistics.median(rates):,.0f} | {each} |{told}", flush=True)
+    ours = [who for who in contenders if who.startswith("sparring")]
+    heads = [task, "threads", "steps/s", "each round", *(f"{who} is" for who in ours)]
+    print("\n| " + " | ".join(heads) + " |\n" + "|---" * len(heads) + "|")
+    rates = {who: [each["rate"] for each in results] for who, results in found.items()}
+    for who, theirs in rates.items():
+        ratios = [statistics.median(a / b for a, b in zip(rates[one], theirs, strict=True)) for one in ours]
+        each = ", ".join(f"{rate:,.0f}" for rate in theirs)
+        cells = [who, str(threads[who] or "own"), f"{statistics.median(theirs):,.0f}", each]
+        print("| " + " | ".join([*cells, *(f"{ratio:.2f} ×" for ratio in ratios)]) + " |", flush=True)
 
 
 def compare_start(options: argparse.Namespace) -> None:
-    found: dict[str, list[float]] = {who: [] for who in TASKS["start"]}
+    contenders = [who for who in TASKS["start"] if not options.only or who in options.only]
+    found: dict[str, list[float]] = {who: [] for who in contenders}
     for number in range(options.rounds):
         with tempfile.TemporaryDirectory() as options.cache:
-            for who in TASKS["start"]:
+            for who in contenders:
                 found[who].append(measure(who, "start", 2, options)["seconds"])
                 say(f"start, round {number + 1}: {who} {found[who][-1]:.1f} s")
     print("\n| start | seconds to the end of a first, tiny PPO iteration on CartPole | each round |\n|---|---|---|")
     names = {"sparring": "sparring, nothing compiled yet", "sparring again": "sparring, second start"}
+    names |= {"sparring ray": "sparring, second start, runner: ray with two workers", "rllib ray": "rllib, two runners"}
     for who, seconds in found.items():
         each = ", ".join(f"{s:.1f}" for s in seconds)
         print(f"| {names.get(who, who)} | {statistics.median(seconds):.1f} | {each} |", flush=True)
@@ -293,6 +303,7 @@ def main() -> None:
         contenders: dict[str, Callable[[str], dict[str, float]]] = {
             "sparring": sparring,
             "sparring overlap": lambda task: sparring(task, overlap=True),
+            "sparring ray": sparring_ray,
             "sb3": sb3,
             "sbx": sbx,
             "rllib": rllib,

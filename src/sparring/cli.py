@@ -18,6 +18,7 @@ except ImportError:
     sys.exit("The command line needs typer and rich: pip install 'sparring[play]' (or 'sparring[platform]')")
 
 from sparring import __version__
+from sparring.bench import commands as bench
 from sparring.registry import commands as registry_commands
 from sparring.training import commands, nodes
 from sparring.training.sweep import command as sweeps
@@ -409,6 +410,7 @@ app.add_typer(
     epilog=_examples("sparring registry init 's3://my-bucket/bots?region=eu-west-1' --public"),
 )
 app.add_typer(nodes.app, name="cluster", epilog=_examples("sparring cluster up --head", "sparring cluster status"))
+app.add_typer(bench.app, name="bench")
 
 
 def main() -> None:

@@ -7,6 +7,7 @@ import logging
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -15,11 +16,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from sparring import __version__ as sparring_version
 from sparring.errors import InputError, SparringError
 from sparring.training import checkpoint, loop
 from sparring.training.experiment import Experiment, Resources, Rollout, Stop
 
 pytestmark = pytest.mark.real
+COMMAND = [sys.executable, "-m", "sparring.cli"]
 HERE = Path(__file__).parent
 SMALL = [{"layer": "dense", "units": 16}]
 PPO = {"name": "ppo", "layers": SMALL, "steps": 128, "minibatch": 32, "epochs": 2}
@@ -110,19 +113,20 @@ def test_a_learner_slower_than_play_hears_every_actor(ray):
         pool.start()
         pool.start()
         heard = []
-        for _ in range(9):
-            owed = [ref for place in pool.places for ref in place.asked]
-            assert len(ray.wait(owed, num_returns=len(owed), timeout=60)[1]) == 0  # all are done
+        for _ in range(30):
+            time.sleep(0.02)  # by then, all have played what they were asked for
             block = pool.take()
             heard.append(block.worker)
             pool.release(block)
-        assert [heard.count(worker) for worker in range(3)] == [3, 3, 3]
+        assert min(heard.count(worker) for worker in range(3)) >= 7
     finally:
         pool.close()
 
 
-def test_killed_actors_are_replaced(ray, tmp_path, caplog):
-    """Every few blocks one of them, with kill -9; every block that comes is whole."""
+@pytest.mark.parametrize("victim", ["worker", "host"])
+def test_killed_processes_are_replaced(ray, tmp_path, caplog, victim):
+    """Every few blocks a worker or the host of all, with kill -9; every block that comes is whole."""
+    import psutil
     from test_rollout import plan, policy_for
 
     from sparring.experience.replay import END
@@ -130,26 +134,29 @@ def test_killed_actors_are_replaced(ray, tmp_path, caplog):
 
     policy = policy_for("CartPole-v1")
     pool = RayPool(plan(policy, 2), 60.0, SHARE)
-    rng = np.random.default_rng(0)
     try:
         pool.publish(policy)
         pool.start()
         pool.start()
+        heard = set()
         for number in range(40):
             block = pool.take()
             assert np.isfinite(block.rows.obs).all()
             assert (block.rows.kind[:, -1] == END).all()
+            heard = (heard | {block.worker}) if number > 30 else heard
             pool.release(block)
             if number in (5, 15, 25):
-                victim = pool.places[int(rng.integers(2))]
-                await_(lambda victim=victim: victim.pid)
-                os.kill(victim.pid, signal.SIGKILL)
-                victim.pid = 0
-        assert pool.replaced == 3
+                (host,) = (psutil.Process(host.pid) for host in pool.hosts)
+                workers = [child for nursery in host.children() for child in nursery.children()]
+                assert len(workers) == 2
+                os.kill(workers[-1].pid if victim == "worker" else host.pid, signal.SIGKILL)
+        assert heard == {0, 1}
+        assert pool.replaced == (3 if victim == "worker" else 6)
     finally:
         pool.close()
-    assert "is replaced" in caplog.text
-    assert "Its last words" in caplog.text
+    assert ("it is replaced. Its last words" if victim == "worker" else "their host was lost") in caplog.text
+    _, alive = psutil.wait_procs(workers, timeout=30)
+    assert not alive
 
 
 @pytest.mark.parametrize(
@@ -185,11 +192,11 @@ def test_no_room_for_a_replacement_ends_the_run(ray, monkeypatch):
     pool = cluster.RayPool(plan(policy, 1), 60.0, SHARE)
     try:
         pool.publish(policy)
-        os.kill(pool.places[0].pid, signal.SIGKILL)
+        os.kill(pool.hosts[0].pid, signal.SIGKILL)
         pool.resources = Resources(actor_cpus=64)  # as if the only node with room were gone
         monkeypatch.setattr(cluster, "STARTING", 3.0)
         pool.start()
-        with pytest.raises(SparringError, match=r"did not start again within 3 s: the cluster has .* Lower rollout"):
+        with pytest.raises(SparringError, match=r"no room for 1 rollout workers within 3 s: .* Lower rollout"):
             pool.take()
     finally:
         pool.close()
@@ -215,7 +222,7 @@ def test_a_game_that_always_fails_ends_the_run_with_its_traceback(ray, tmp_path)
 def test_not_enough_is_told_at_once(ray, tmp_path):
     asked = experiment(tmp_path / "run", rollout=Rollout(workers=64), algorithm=PPO, resources=Resources(actor_cpus=1))
     began = time.monotonic()
-    with pytest.raises(InputError, match=r"64 rollout actors with 1 CPUs .* has room for 2\. Lower rollout\.workers"):
+    with pytest.raises(InputError, match=r"64 rollout workers with 1 CPUs .* has room for 2\. Lower rollout\.workers"):
         loop.train(asked)
     assert time.monotonic() - began < 30
     with pytest.raises(InputError, match="GPUs each do not fit"):
@@ -322,32 +329,122 @@ def sparring(*words: str) -> str:
     return done.stdout
 
 
+PPO_512 = ["--algorithm", "ppo", "--set", "algorithm.steps=512"]
+
+
+def train(where: list[str], address: str, log: Path, *words: str) -> subprocess.Popen:
+    """`sparring train` on a host, in the background."""
+    changes = ["runner=ray", "resources.actor_cpus=0.5", f"resources.address={address}:6379"]
+    sets = [word for change in changes for word in ("--set", change)]
+    with log.open("a") as file:
+        return subprocess.Popen([*where, *COMMAND, "train", *words, *sets], stdout=file, stderr=file)
+
+
+def lose(where: list[str]) -> None:
+    """A host, with all that runs there."""
+    for pid in ip("netns", "pids", Path(where[1]).name).split():
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(int(pid), signal.SIGKILL)
+
+
+def lines(path: Path) -> int:
+    return path.read_text().count("\n") if path.is_file() else 0
+
+
 def test_two_hosts_and_then_one(hosts, tmp_path):
     """A cluster of two, made as its users make it; during the run one of its nodes is lost."""
     (head, address), (other, theirs) = hosts
-    command = [sys.executable, "-m", "sparring.cli"]
-    told = sparring(*head, *command, "cluster", "up", "--head", "--host", address, "--cpus", "2")
+    told = sparring(*head, *COMMAND, "cluster", "up", "--head", "--host", address, "--cpus", "2")
     assert f"--join {address}:6379" in told
-    sparring(*other, *command, "cluster", "up", "--join", f"{address}:6379", "--host", theirs, "--cpus", "2")
-    listed = sparring(*head, *command, "cluster", "status", "--address", f"{address}:6379")
+    sparring(*other, *COMMAND, "cluster", "up", "--join", f"{address}:6379", "--host", theirs, "--cpus", "2")
+    listed = sparring(*head, *COMMAND, "cluster", "status", "--address", f"{address}:6379")
     assert address in listed
     assert theirs in listed
 
     out = tmp_path / "run"
-    changes = ["runner=ray", "rollout.workers=4", f"resources.address={address}:6379", "resources.actor_cpus=0.5"]
-    changes += ["algorithm.steps=512", "stop.iterations=40"]
-    sets = [word for change in changes for word in ("--set", change)]
-    words = [*head, *command, "train", "CartPole-v1", "--algorithm", "ppo", "--out", str(out), *sets]
-    with (tmp_path / "log").open("w") as log:
-        run = subprocess.Popen(words, stdout=log, stderr=log)
+    words = ["CartPole-v1", *PPO_512, "--out", str(out), "--set", "rollout.workers=4"]
+    run = train(head, address, tmp_path / "log", *words, "--set", "stop.iterations=40")
     try:
-        await_(lambda: (out / "metrics.jsonl").is_file() and (out / "metrics.jsonl").read_text().count("\n") > 2, 120)
-        for pid in ip("netns", "pids", Path(other[1]).name).split():
-            os.kill(int(pid), signal.SIGKILL)
+        await_(lambda: lines(out / "metrics.jsonl") > 2, 120)
+        lose(other)
         assert run.wait(200) == 0, (tmp_path / "log").read_text()
     finally:
         run.kill()
     rows = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
     assert [row["iteration"] for row in rows] == list(range(1, 41))
     assert rows[-1]["rollout/replaced"] >= 1
-    assert "is replaced" in (tmp_path / "log").read_text()
+    assert "are replaced: their host was lost" in (tmp_path / "log").read_text()
+
+
+def test_the_learners_host_is_lost(hosts, tmp_path):
+    """The learner, its cluster and the workers, all at once; the run goes on in a new cluster on another host."""
+    (first, address), (second, theirs) = hosts
+    out, every = tmp_path / "run", 4
+    sparring(*first, *COMMAND, "cluster", "up", "--head", "--host", address, "--cpus", "2")
+    words = ["CartPole-v1", *PPO_512, "--out", str(out), "--set", "rollout.workers=2"]
+    run = train(first, address, tmp_path / "log", *words, "--set", f"checkpoint.every={every}")
+    try:
+        await_(lambda: lines(out / "metrics.jsonl") > 2 * every, 120)
+        lose(first)
+        assert run.wait(30) != 0
+    finally:
+        run.kill()
+    lost = lines(out / "metrics.jsonl")
+    saved = int(max(path.name for path in (out / "checkpoints").glob("*[0-9]")))
+    assert lost - saved <= every
+
+    sparring(*second, *COMMAND, "cluster", "up", "--head", "--host", theirs, "--cpus", "2")
+    run = train(second, theirs, tmp_path / "log2", str(out), "--resume", "--set", f"stop.iterations={lost + 5}")
+    try:
+        assert run.wait(150) == 0, (tmp_path / "log2").read_text()
+    finally:
+        run.kill()
+    rows = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+    assert [row["iteration"] for row in rows] == list(range(1, lost + 6))
+    steps = np.diff([row["steps"] for row in rows])
+    assert (steps > 0).all()
+
+
+OTHER_SPARRING = """
+import sys, sparring
+sparring.__version__ = "0.0.9"
+from sparring.cli import main
+main()
+"""
+
+
+def test_other_versions_may_not_join(hosts, tmp_path):
+    (head, address), (other, theirs) = hosts
+    sparring(*head, *COMMAND, "cluster", "up", "--head", "--host", address, "--cpus", "1")
+    words = ["cluster", "up", "--join", f"{address}:6379", "--host", theirs, "--cpus", "1"]
+
+    older = [*other, sys.executable, "-c", OTHER_SPARRING, *words]
+    done = subprocess.run(older, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 2, done.stderr
+    assert f"node {address} has Sparring {sparring_version}, this machine 0.0.9: install the same" in done.stderr
+
+    # As if another Ray were installed here: what it says of itself is all that Ray compares.
+    (tmp_path / "sitecustomize.py").write_text("import ray; ray.__version__ = '2.0.0'")
+    patched = os.environ | {"PYTHONPATH": str(tmp_path), "RAY_AUTH_MODE": "token"}
+    done = subprocess.run([*other, *COMMAND, *words], env=patched, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 2, done.stderr
+    said = " ".join(done.stderr.split())
+    assert "cannot join: Version mismatch" in said
+    assert "Ray: 2.0.0" in said
+    assert ip("netns", "pids", Path(other[1]).name) == ""  # nothing is left of either try
+
+
+def test_down_stops_what_up_started_and_nothing_else(ray):
+    import psutil
+
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = str(free.getsockname()[1])
+    before = {process.pid for process in psutil.process_iter()}
+    sparring(*COMMAND, "cluster", "up", "--head", "--port", port, "--cpus", "1")
+    began = [process for process in psutil.process_iter() if process.pid not in before and process.name() == "raylet"]
+    assert began
+    assert "stopped" in sparring(*COMMAND, "cluster", "down")
+    _, alive = psutil.wait_procs(began, timeout=30)
+    assert not alive
+    assert "nothing runs here" in sparring(*COMMAND, "cluster", "down")
+    assert ray.get(ray.remote(num_cpus=0.1)(lambda: 7).remote(), timeout=60) == 7

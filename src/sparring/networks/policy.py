@@ -120,10 +120,10 @@ class Policy:
         x = features(self.game.observation, obs)
         if "normaliser.mean" in p:
             x = _clip((x - p["normaliser.mean"]) / p["normaliser.std"], -CLIP, CLIP)
-        for i, layer in enumerate(self.layers):
-            w, b = p[f"torso.{i}.w"], p[f"torso.{i}.b"]
-            z = _convolve(x, w, layer.stride) + b if isinstance(layer, Conv) else _flat(x) @ w + b
-            x = ACTIVATIONS[layer.activation](z)
+        for w, b, stride, activation in self._torso:
+            z = _flat(x) @ w if stride is None else _convolve(x, w, stride)
+            z += b
+            x = activation(z)
         x = _flat(x)
         out = x @ p["head.w"] + p["head.b"]
         if isinstance(self.head, QValues) and self.head.duelling:
@@ -141,21 +141,17 @@ class Policy:
             chosen = np.where(noise[:, 0] < self.exploration, np.minimum((noise[:, 1] * n).astype(int), n - 1), best)
             prob = self.exploration / n + (1 - self.exploration) * (chosen == best)
             return (chosen + start).astype("<i4"), np.log(np.maximum(prob, MIN_PROB)).astype("<f4")
-        parts = action.nvec if isinstance(action, MultiDiscrete) else (action_size(action),)
-        ends = np.cumsum(parts)[:-1]
-        logits = np.split(out, ends, -1)
-        if noise is None:
-            picks = [part.argmax(-1) for part in logits]
-            log_prob: Array | None = None
-        else:
-            # Gumbel-max: argmax(logit − log(−log u)) is a sample of softmax(logits).
-            gumbel = -np.log(-np.log(np.clip(noise, *GUMBEL_CLIP)))
-            picks = [(p + g).argmax(-1) for p, g in zip(logits, np.split(gumbel, ends, -1), strict=True)]
-            rows = np.arange(len(out))
-            terms = [_log_softmax(p)[rows, pick] for p, pick in zip(logits, picks, strict=True)]
-            log_prob = np.sum(terms, 0).astype("<f4")
-        chosen = np.stack(picks, -1) if isinstance(action, MultiDiscrete) else picks[0] + start
-        return chosen.astype("<i4"), log_prob
+        # Gumbel-max: argmax(logit − log(−log u)) is a sample of softmax(logits).
+        gumbel = None if noise is None else -np.log(-np.log(_clip(noise, *GUMBEL_CLIP)))
+        if not isinstance(action, MultiDiscrete):
+            pick, log_prob = _pick(out, gumbel)
+            return (pick + start).astype("<i4"), log_prob
+        ends = np.cumsum(action.nvec)[:-1]
+        shifts = [None] * len(action.nvec) if gumbel is None else np.split(gumbel, ends, -1)
+        picks = [_pick(logits, shift) for logits, shift in zip(np.split(out, ends, -1), shifts, strict=True)]
+        chosen = np.stack([pick for pick, _ in picks], -1).astype("<i4")
+        log_probs = [log_prob for _, log_prob in picks if log_prob is not None]
+        return chosen, np.sum(log_probs, 0) if log_probs else None
 
     def _act_continuous(self, out: Array, noise: Array | None) -> tuple[Array, Array | None]:
         s = self.scaling
@@ -193,6 +189,19 @@ class Policy:
         return log_prob.sum(-1).astype("<f4", copy=False)
 
     @cached_property
+    def _torso(self) -> list[tuple[Array, Array, int | None, Any]]:
+        """Weights, bias, stride of a convolution and activation of every layer: looked up once, not every step."""
+        return [
+            (
+                self.params[f"torso.{i}.w"],
+                self.params[f"torso.{i}.b"],
+                layer.stride if isinstance(layer, Conv) else None,
+                ACTIVATIONS[layer.activation],
+            )
+            for i, layer in enumerate(self.layers)
+        ]
+
+    @cached_property
     def scaling(self) -> Scaling:
         assert isinstance(self.game.action, Box)
         return scaling(self.game.action)
@@ -201,6 +210,17 @@ class Policy:
         action, s = self.game.action, self.scaling
         assert isinstance(action, Box)
         return _clip(s.centre + s.half * unit.astype(action.dtype), s.low, s.high).reshape(len(unit), *action.shape)
+
+
+def _pick(logits: Array, gumbel: Array | None) -> tuple[Array, Array | None]:
+    """The best, or a sample and its log-probability."""
+    if gumbel is None:
+        return logits.argmax(-1), None
+    pick = (logits + gumbel).argmax(-1)
+    # Without the methods' `keepdims` and such: they cost more than the few numbers of a step.
+    z = logits - np.maximum.reduce(logits, -1)[:, None]
+    log_prob = z[np.arange(len(z)), pick] - np.log(np.add.reduce(np.exp(z), -1))
+    return pick, log_prob.astype("<f4", copy=False)
 
 
 def _clip(x: Array, low: Any, high: Any) -> Array:
@@ -233,17 +253,12 @@ def features(space: Space, obs: Array) -> Array:
 
 def _flat(x: Array) -> Array:
     """Rows of numbers; written so that an empty batch has a shape too."""
-    return x.reshape(len(x), math.prod(x.shape[1:]))
+    return x if x.ndim == 2 else x.reshape(len(x), math.prod(x.shape[1:]))
 
 
 def _convolve(x: Array, w: Array, stride: int) -> Array:
     windows = np.lib.stride_tricks.sliding_window_view(x, w.shape[:2], (1, 2))[:, ::stride, ::stride]
     return np.tensordot(windows, w, ((4, 5, 3), (0, 1, 2)))
-
-
-def _log_softmax(x: Array) -> Array:
-    z = x - x.max(-1, keepdims=True)
-    return z - np.log(np.exp(z).sum(-1, keepdims=True))
 
 
 ACTIVATIONS: dict[str, Any] = {

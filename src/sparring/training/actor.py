@@ -1,15 +1,11 @@
 """Playing: an actor steps its environments with the NumPy policy and writes what happened as rows into a block. As a
-process (`python -m sparring.training.actor`) it does so in shared memory, on its own; nothing of JAX is loaded here.
+process (`serve`) it does so in shared memory, on its own; nothing of JAX is loaded here.
 """
 
-import contextlib
-import faulthandler
 import mmap
 import os
-import signal
-import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from multiprocessing.connection import Connection
 from typing import Any, NamedTuple
 
@@ -60,7 +56,8 @@ class Order(msgspec.Struct, frozen=True):
     """The first message to a worker."""
 
     plan: Plan
-    worker: int
+    worker: int  # its place in the shared memory
+    seed: int
     size: int  # bytes of the shared memory
     life: int  # how many workers had this place before
     state: dict[str, bytes] | None = None  # an actor's `state` to go on from
@@ -70,6 +67,7 @@ class Filled(msgspec.Struct, frozen=True, tag=True):
     slot: int
     version: int  # of the weights with which the block was begun
     episodes: list[tuple[float, int]]  # return and length of those that ended
+    seconds: float  # that it took to play
 
 
 class Snapshot(msgspec.Struct, frozen=True, tag=True):
@@ -94,28 +92,35 @@ class Actor:
     def fill(self, rows: Rows, policy: Policy, at_random: bool = False) -> list[tuple[float, int]]:
         """Plays until the block is full; returns and lengths of the episodes that ended."""
         episodes: list[tuple[float, int]] = []
-        steps = rows.kind.shape[1] - 1
+        steps, count = rows.kind.shape[1] - 1, len(self.ended)
+        rows.kind[:, :steps], rows.kind[:, steps] = STEP, END
+        over = np.count_nonzero(self.ended)
+        # All of it at once: the same numbers as one by one, and less to do between two steps.
+        noise = None if at_random else policy.noise(self.rng, steps * count).reshape(steps, count, -1)
         for t in range(steps):
             self.beat[0] = time.monotonic()
             rows.obs[:, t] = self.obs
-            if at_random:
-                action, log_prob = random_actions(self.game, self.rng, len(self.ended)), None
+            if noise is None:
+                action, log_prob = random_actions(self.game, self.rng, count), None
             else:
-                action, log_prob = policy.act(self.obs, policy.noise(self.rng, len(self.ended)))
+                action, log_prob = policy.act(self.obs, noise[t])
             step = self.environments.step(action)
             rows.action[:, t] = action
             rows.reward[:, t] = step.reward
             rows.log_prob[:, t] = 0.0 if log_prob is None else log_prob
-            rows.kind[:, t] = np.where(self.ended, END, np.where(step.terminated, TERMINAL, STEP))
             self.returns += step.reward
-            self.lengths += ~self.ended
-            self.obs, self.ended = step.obs, step.terminated | step.truncated
-            if self.ended.any():
+            self.lengths += 1
+            self.obs = step.obs
+            if over:  # what was just played only began the next episode
+                rows.kind[self.ended, t] = END
+                self.lengths -= self.ended
+            self.ended = step.terminated | step.truncated
+            if over := np.count_nonzero(self.ended):
+                rows.kind[step.terminated, t] = TERMINAL
                 for i in np.flatnonzero(self.ended):
                     episodes.append((float(self.returns[i]), int(self.lengths[i])))
                     self.returns[i], self.lengths[i] = 0.0, 0
         rows.obs[:, steps] = self.obs
-        rows.kind[:, steps] = END
         return episodes
 
     def state(self) -> dict[str, Array] | None:
@@ -171,12 +176,12 @@ class Arena:
     def block(self, worker: int, slot: int) -> Rows:
         return Rows(*(array[worker, slot] for array in self.rows))
 
-    def write(self, policy: Policy, at_random: bool) -> int:
+    def write(self, weights: Sequence[Array], exploration: float, at_random: bool) -> int:
         """New weights for everybody: written beside the current ones, then the version moves on."""
         version = int(self.version[0]) + 1
         place = version % 2
-        np.concatenate([policy.params[name].ravel() for name in self.plan.params], out=self.weights[place])
-        self.settings[place] = policy.exploration, at_random
+        np.concatenate(weights, out=self.weights[place])
+        self.settings[place] = exploration, at_random
         self.version[0] = version
         return version
 
@@ -204,6 +209,11 @@ class _Cutter:
         return np.ndarray(shape, kind, self.buffer, start)
 
 
+def parts(plan: Plan, policy: Policy) -> list[Array]:
+    """Its parameters as one line of numbers, when concatenated; `views` is the way back."""
+    return [policy.params[name].ravel() for name in plan.params]
+
+
 def views(plan: Plan, flat: Array) -> Iterator[tuple[str, Array]]:
     at = 0
     for name, shape in plan.params.items():
@@ -219,30 +229,26 @@ def serve(control: Connection, memory: int) -> None:
     if plan.polite:
         os.nice(10)
     arena = Arena(plan, mmap.mmap(memory, order.size))
-    actor = create_actor(plan, order.worker, order.life, order.state)
+    actor = Actor(plan.game, build(plan.game, plan.envs), order.seed, order.life)
+    if order.state is not None:
+        actor.restore(unpack(order.state))
     actor.beat = arena.beats[order.worker]
     flat = np.empty(arena.weights.shape[1], np.float32)
     policy = Policy(plan.game, plan.layers, plan.head, dict(views(plan, flat)))
+    version = -1
     while True:
         message = control.recv_bytes()
         if message == SNAPSHOT:
             state = actor.state()
             control.send_bytes(msgspec.msgpack.encode(Snapshot(None if state is None else pack(state))))
             continue
-        slot = message[0]
-        version, exploration, at_random = arena.read(flat)
+        slot, began = message[0], time.perf_counter()
+        if version != int(arena.version[0]):
+            version, exploration, at_random = arena.read(flat)
         if exploration != policy.exploration:
             policy = policy.explore(exploration)
         episodes = actor.fill(arena.block(order.worker, slot), policy, at_random)
-        control.send_bytes(msgspec.msgpack.encode(Filled(slot, version, episodes)))
-
-
-def create_actor(plan: Plan, worker: int, life: int, state: dict[str, bytes] | None) -> Actor:
-    """A worker's, from its packed `state` on if there is one."""
-    actor = Actor(plan.game, build(plan.game, plan.envs), worker_seed(plan, worker), life)
-    if state is not None:
-        actor.restore(unpack(state))
-    return actor
+        control.send_bytes(msgspec.msgpack.encode(Filled(slot, version, episodes, time.perf_counter() - began)))
 
 
 def worker_seed(plan: Plan, worker: int) -> int:
@@ -262,15 +268,3 @@ def unpack(state: dict[str, bytes]) -> dict[str, Array]:
         dtype, shape, raw = msgspec.msgpack.decode(data, type=tuple[str, tuple[int, ...], bytes])
         arrays[name] = np.frombuffer(raw, dtype).reshape(shape)
     return arrays
-
-
-def main() -> None:
-    # The learner asks a hung worker where it is before it kills it; this works while Python itself is stuck.
-    faulthandler.register(signal.SIGUSR1, all_threads=True)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the learner's to handle
-    with contextlib.suppress(EOFError, BrokenPipeError, ConnectionResetError):  # the learner is gone or done
-        serve(Connection(int(sys.argv[1])), int(sys.argv[2]))
-
-
-if __name__ == "__main__":
-    main()

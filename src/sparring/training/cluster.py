@@ -1,17 +1,21 @@
-"""Rollouts on a Ray cluster: the blocks of `rollout.Pool`, from actors on any number of machines, behind the same seam.
+"""Rollouts on a Ray cluster: the blocks of `rollout.Pool`, from any number of machines, behind the same seam.
 
-An actor plays with NumPy alone. Weights go into the object store once per version and only when somebody is asked to
-play with them; blocks come back by reference. An actor that dies, raises or hangs is replaced and the cause is told.
+Ray carries one actor for each node, the host of that node's workers, which are those of the local runner: processes
+that play with NumPy and know nothing of Ray. A worker costs a third of the memory of an actor of its own, starts
+sooner, and new weights travel once to a node, whatever the number of its workers. The host replaces workers that die
+or hang; a host that is lost, with its node or alone, is replaced by us.
 """
 
-import faulthandler
 import logging
+import math
 import os
 import re
 import secrets
 import time
+from collections import deque
+from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
@@ -20,10 +24,10 @@ import sparring
 from sparring.errors import InputError, SparringError
 from sparring.games.spec import Array
 from sparring.networks.policy import Policy
-from sparring.training.actor import Plan, Rows, create_actor, pack, row_types, unpack, views
+from sparring.training.actor import Plan, Rows, pack, parts, unpack
 from sparring.training.experiment import Resources
 from sparring.training.metrics import Row
-from sparring.training.rollout import LIVES, STARTING, Block, tail
+from sparring.training.rollout import LIVES, STARTING, Block, Pool, Usage
 
 
 def use_token() -> Path:
@@ -46,13 +50,26 @@ def use_token() -> Path:
 use_token()  # Ray reads this when it is imported
 
 import ray  # noqa: E402
+from ray._private.state import available_resources_per_node  # noqa: E402  # Ray has no other way to ask
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy  # noqa: E402
 
-__all__ = ["NodeAffinitySchedulingStrategy", "RayPool", "cause", "connect", "ray", "use_token"]
+__all__ = ["LABEL", "NodeAffinitySchedulingStrategy", "RayPool", "cause", "connect", "ray", "use_token"]
 
 log = logging.getLogger("sparring.cluster")
-LOOK = 1.0  # seconds between looks for actors that do not start
-Fill = tuple[int, list[tuple[float, int]], Rows, float]  # version, episodes, rows, seconds
+LABEL = "sparring-version"  # of a node
+LOOK = 1.0  # seconds of waiting at a time: a Ctrl-C is heard in between
+FORGOTTEN = 100_000  # versions after which nobody plays with one any more
+
+
+class Played(NamedTuple):
+    """A full block, as it travels."""
+
+    number: int  # of the worker, in the whole pool
+    slot: int
+    version: int
+    rows: Rows
+    episodes: list[tuple[float, int]]
+    seconds: float
 
 
 def connect(resources: Resources) -> None:
@@ -67,114 +84,141 @@ def connect(resources: Resources) -> None:
         else:
             ray.init(resources.address, **options)
     except (ConnectionError, RuntimeError, ValueError) as error:
+        if "Version mismatch" in str(error):
+            raise InputError(f"the cluster at {resources.address} is another one: {error}\nInstall the same") from error
         raise InputError(
             f"no Ray cluster at resources.address {resources.address!r}: {error}\n"
             "`sparring cluster up --head` starts one and tells its address"
         ) from error
+    for node in ray.nodes():
+        version = node["Labels"].get(LABEL, sparring.__version__)  # none: not made by `sparring cluster up`
+        if node["Alive"] and version != sparring.__version__:
+            ray.shutdown()
+            raise InputError(
+                f"node {node['NodeManagerAddress']} has Sparring {version}, this machine {sparring.__version__}: "
+                "install the same"
+            )
 
 
-def require(resources: Resources, actors: int) -> None:
+def require(resources: Resources, workers: int) -> None:
     """At once, with what is missing and what to change: Ray itself would wait for ever."""
     connect(resources)
-    asked = {"CPU": resources.actor_cpus, "GPU": resources.actor_gpus}
     nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
-    room = sum(
-        min(int(node.get(kind, 0.0) / amount + 1e-9) for kind, amount in asked.items() if amount) for node in nodes
-    )
-    if room >= actors:
+    room = sum(room_on(node, resources) for node in nodes)
+    if room >= workers:
         return
     has = "; ".join(f"{node.get('CPU', 0.0):g} CPUs, {node.get('GPU', 0.0):g} GPUs" for node in nodes)
     raise InputError(
-        f"{actors} rollout actors with {asked['CPU']:g} CPUs and {asked['GPU']:g} GPUs each do not fit: this cluster "
-        f"of {len(nodes)} nodes ({has}) has room for {room}. Lower rollout.workers, resources.actor_cpus or "
-        "resources.actor_gpus, or add nodes with `sparring cluster up --join`"
+        f"{workers} rollout workers with {resources.actor_cpus:g} CPUs and {resources.actor_gpus:g} GPUs each do not "
+        f"fit: this cluster of {len(nodes)} nodes ({has}) has room for {room:g}. Lower rollout.workers, "
+        "resources.actor_cpus or resources.actor_gpus, or add nodes with `sparring cluster up --join`"
     )
 
 
-# In an actor's process
+def room_on(node: dict[str, float], resources: Resources) -> float:
+    """How many workers a node has room for."""
+    asked = {"CPU": resources.actor_cpus, "GPU": resources.actor_gpus}
+    rooms = (node.get(kind, 0.0) / amount + 1e-9 for kind, amount in asked.items() if amount)
+    return math.floor(least) if (least := min(rooms, default=math.inf)) < math.inf else least
 
 
-class _Watch:
-    """In the place of an actor's `beat`: ends the process, with a traceback, when the game does not answer. Not a
-    thread of Python's: a game may be stuck with the interpreter's lock held."""
-
-    def __init__(self, limit: float) -> None:
-        self.limit, self.armed = limit, 0.0
-
-    def __setitem__(self, _: int, now: float) -> None:
-        if now > self.armed + self.limit / 8:
-            self.armed = now
-            faulthandler.dump_traceback_later(self.limit, exit=True)
-
-    def rest(self) -> None:
-        self.armed = 0.0
-        faulthandler.cancel_dump_traceback_later()
+def divide(numbers: Iterable[int], resources: Resources) -> dict[str, list[int]] | None:
+    """Workers by node, each to where most room is left; none when there is not enough."""
+    room = {name: room_on(node, resources) for name, node in sorted(available_resources_per_node().items())}
+    shares: dict[str, list[int]] = {}
+    for number in numbers:
+        most = max(room, key=lambda name: (room[name], -len(shares.get(name, ()))), default=None)
+        if most is None or room[most] < 1:
+            return None
+        room[most] -= 1
+        shares.setdefault(most, []).append(number)
+    return shares
 
 
-class RolloutActor:
-    """One place of the pool. Between two blocks nothing is reset."""
+# On every node
+
+
+class Host:
+    """Some of a pool's workers, on this node."""
 
     def __init__(
         self,
         plan: bytes,
-        index: int,
-        life: int,
         limit: float,
-        state: dict[str, bytes] | None,
+        numbers: list[int],
+        life: int,
+        states: list[dict[str, bytes] | None],
         environment: dict[str, str],
     ) -> None:
         os.environ.update(environment)
-        self.plan = msgspec.msgpack.decode(plan, type=Plan)
-        self.watch = _Watch(limit)
-        self.actor = create_actor(self.plan, index, life, state)
-        self.actor.beat = self.watch  # type: ignore[assignment]  # all that `fill` does with it
-        shape = (self.plan.envs, self.plan.steps + 1)
-        self.rows = Rows(*(np.empty(shape, kind) for kind in row_types(self.plan.game)))
-        self.version = -1
+        # Ray's own place for logs; it is gone with the cluster's session.
+        logs = Path(os.readlink("/proc/self/fd/1")).parent / f"sparring-{ray.get_runtime_context().get_actor_id()}"
+        self.numbers = numbers
+        self.warnings: list[str] = []
+        logging.getLogger("sparring.rollout").addHandler(_Notes(self.warnings))
+        given = [None if state is None else unpack(state) for state in states]
+        self.pool = Pool(msgspec.msgpack.decode(plan, type=Plan), limit, logs, given, numbers, life)
+        self.versions: dict[int, int] = {}  # the pool's own → the learner's
 
-    def where(self) -> tuple[str, str, list[str], int]:
-        """Sparring's version, node and log files; and, to measure with, the process."""
-        node: str = ray.get_runtime_context().get_node_id()
-        return sparring.__version__, node, [os.readlink(f"/proc/self/fd/{fd}") for fd in (1, 2)], os.getpid()
+    def where(self) -> tuple[str, int]:
+        return sparring.__version__, os.getpid()
 
-    def fill(self, version: int, weights: Array, exploration: float, at_random: bool) -> Fill:
-        began = time.perf_counter()
-        if version != self.version:
-            plan = self.plan
-            self.policy = Policy(plan.game, plan.layers, plan.head, dict(views(plan, weights)), exploration)
-            self.version = version
-        try:
-            episodes = self.actor.fill(self.rows, self.policy, at_random)
-        finally:
-            self.watch.rest()
-        return version, episodes, self.rows, time.perf_counter() - began
+    def play(
+        self, asked: list[tuple[int, int]], version: int, weights: Array | None, exploration: float, at_random: bool
+    ) -> tuple[list[Played], list[str], int]:
+        """Asks workers for blocks and waits until as many are full, be it these or others; warnings and replacements
+        since the last call. `weights`, if there are new ones, are for blocks that are begun from now on."""
+        if weights is not None:
+            newest = self.pool.arena.write([weights], exploration, at_random)
+            self.versions[newest] = version
+            self.versions.pop(newest - FORGOTTEN, None)
+        for number, slot in asked:
+            self.pool.grant(self.numbers.index(number), slot)
+        full = [
+            Played(
+                self.numbers[worker],
+                message.slot,
+                self.versions[message.version],
+                self.pool.arena.block(worker, message.slot),
+                message.episodes,
+                message.seconds,
+            )
+            for worker, message in self.pool.take_many(len(asked))
+        ]
+        warnings, replaced = self.warnings[:], self.pool.replaced
+        self.warnings.clear()
+        self.pool.replaced = 0
+        return full, warnings, replaced
 
-    def state(self) -> dict[str, bytes] | None:
-        state = self.actor.state()
-        return None if state is None else pack(state)
+    def memory(self) -> list[int]:
+        return self.pool.memory()
+
+    def states(self) -> list[dict[str, bytes] | None]:
+        return [None if state is None else pack(state) for state in self.pool.state()]
 
 
-def read_logs(paths: list[str]) -> str:
-    return "\n".join(filter(None, (tail(Path(path)) for path in paths)))
+class _Notes(logging.Handler):
+    """Keeps what is logged, for the learner to tell."""
+
+    def __init__(self, notes: list[str]) -> None:
+        super().__init__(logging.WARNING)
+        self.notes = notes
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.notes.append(record.getMessage())
 
 
 # In the learner's process
 
 
-class _Place:
-    """A place in the pool and the actor that holds it."""
+class _Hosted:
+    """A host as the learner knows it."""
 
-    def __init__(self, index: int) -> None:
-        self.index = index
-        self.life = -1
-        self.failures = 0  # in a row
-        self.actor: Any = None
-        self.node, self.pid = "", 0
-        self.logs: list[str] = []
-        self.asked: dict[Any, int] = {}  # results it owes us → slot, in order
-        self.since = 0.0  # when it was asked to start
-        self.heard = 0.0  # when it last gave us a block
-        self.busy = 0.0  # seconds it played since the last report
+    def __init__(self, actor: Any, node: str, numbers: list[int]) -> None:
+        self.actor, self.node, self.numbers = actor, node, numbers
+        self.pid = 0
+        self.calls: deque[Any] = deque()  # of `play`, on their way, in order
+        self.version = -1  # of the weights that it was given last
 
 
 class RayPool:
@@ -190,56 +234,57 @@ class RayPool:
     ) -> None:
         require(resources, plan.workers)
         self.plan, self.limit, self.resources, self.replaced = plan, limit, resources, 0
-        self.environment = environment or {}  # variables of the actors' processes
+        self.environment = environment or {}  # variables of the workers' processes
         self.version = 0
         self.weights: Any = None  # in the object store; none: the newest are not there yet
         self.policy: Policy | None = None
         self.at_random = False
-        self.told: set[str] = set()  # tracebacks that were shown
-        self.since = time.perf_counter()
+        self.usage = Usage(plan.workers)
+        self.owed: list[deque[int]] = [deque() for _ in range(plan.workers)]  # slots that workers were asked to fill
+        self.failures = [0] * plan.workers  # hosts lost in a row, by worker
+        self.hosts: list[_Hosted] = []
+        self._full: deque[Played] = deque()
         self._rounds = 0
-        self.places = [_Place(i) for i in range(plan.workers)]
-        for place, state in zip(self.places, states or [None] * plan.workers, strict=True):
-            self._spawn(place, state)
-        self._await_all()
+        self._spawn(dict(enumerate(states or [None] * plan.workers)))
 
-    def _spawn(self, place: _Place, state: dict[str, Array] | None = None) -> None:
-        place.life += 1
-        options = {"num_cpus": self.resources.actor_cpus, "num_gpus": self.resources.actor_gpus}
-        place.actor = (
-            ray.remote(RolloutActor)
-            .options(**options, max_restarts=0, max_task_retries=0)
-            .remote(
-                msgspec.msgpack.encode(self.plan),
-                place.index,
-                place.life,
-                self.limit,
-                None if state is None else pack(state),
-                self.environment,
-            )
-        )
-        place.node, place.logs, place.since = "", [], time.monotonic()
-        slots = list(place.asked.values())  # what its predecessor was asked for
-        place.asked.clear()
-        for slot in slots:
-            self._ask(place, slot)
-
-    def _await_all(self) -> None:
-        """All actors are there and speak our version, or an error says what is wrong."""
-        asked = {place.actor.where.remote(): place for place in self.places}
-        ready, missing = ray.wait(list(asked), num_returns=len(asked), timeout=STARTING)
+    def _spawn(self, states: dict[int, dict[str, Array] | None]) -> None:
+        """Hosts for these workers, where there is room; all are there and speak our version, or an error says why."""
+        until = time.monotonic() + STARTING
+        while (shares := divide(states, self.resources)) is None:
+            if time.monotonic() > until:  # others have it, or a node was lost
+                raise SparringError(f"there was no room for {len(states)} rollout workers {_within()}")
+            time.sleep(0.2)
+        new = [self._host(node, numbers, [states[n] for n in numbers]) for node, numbers in shares.items()]
+        self.hosts += new
+        asked = {host.actor.where.remote(): host for host in new}
+        _, missing = ray.wait(list(asked), num_returns=len(asked), timeout=STARTING)
         if missing:
-            raise SparringError(f"{len(missing)} of {len(asked)} rollout actors did not start {_within()}")
-        for ref in ready:
-            place = asked[ref]
+            raise SparringError(f"{len(missing)} of {len(asked)} hosts of rollout workers did not start {_within()}")
+        for ref, host in asked.items():
             try:
-                version, place.node, place.logs, place.pid = ray.get(ref)
+                version, host.pid = ray.get(ref)
             except ray.exceptions.RayError as error:
-                raise SparringError(f"rollout actor {place.index} could not start: {cause(error)}") from error
+                raise SparringError(f"rollout workers could not start on node {host.node}: {cause(error)}") from error
             if version != sparring.__version__:
                 raise InputError(
-                    f"node {place.node} has Sparring {version}, this one {sparring.__version__}: install the same"
+                    f"node {host.node} has Sparring {version}, this one {sparring.__version__}: install the same"
                 )
+
+    def _host(self, node: str, numbers: list[int], states: list[dict[str, Array] | None]) -> _Hosted:
+        gpus = self.resources.actor_gpus * len(numbers)
+        options = {
+            "num_cpus": self.resources.actor_cpus * len(numbers),
+            "num_gpus": gpus if gpus <= 1 else math.ceil(gpus),  # Ray's rule
+            "scheduling_strategy": NodeAffinitySchedulingStrategy(node, soft=False),
+        }
+        plan = msgspec.structs.replace(self.plan, workers=len(numbers))
+        packed = [None if state is None else pack(state) for state in states]
+        actor = (
+            ray.remote(Host)
+            .options(**options, max_restarts=0, max_task_retries=0)
+            .remote(msgspec.msgpack.encode(plan), self.limit, numbers, self.replaced, packed, self.environment)
+        )
+        return _Hosted(actor, node, numbers)
 
     def publish(self, policy: Policy, at_random: bool = False) -> None:
         self.policy, self.at_random = policy, at_random
@@ -249,112 +294,95 @@ class RayPool:
     def start(self) -> None:
         slot = self._rounds % self.plan.slots
         self._rounds += 1
-        for place in self.places:
-            self._ask(place, slot)
+        for host in self.hosts:
+            self._ask(host, [(number, slot) for number in host.numbers])
 
     def release(self, block: Block) -> None:
-        self._ask(self.places[block.worker], block.slot)
+        host = next(host for host in self.hosts if block.worker in host.numbers)
+        self._ask(host, [(block.worker, block.slot)])
 
-    def _ask(self, place: _Place, slot: int) -> None:
+    def _ask(self, host: _Hosted, asked: list[tuple[int, int]]) -> None:
+        for number, slot in asked:
+            self.owed[number].append(slot)
+        self._call(host, asked)
+
+    def _call(self, host: _Hosted, asked: list[tuple[int, int]]) -> None:
         assert self.policy is not None, "publish a policy first"
         if self.weights is None:
-            flat = np.concatenate([self.policy.params[name].ravel() for name in self.plan.params])
-            self.weights = ray.put(flat.astype(np.float32, copy=False))
-        ref = place.actor.fill.remote(self.version, self.weights, self.policy.exploration, self.at_random)
-        place.asked[ref] = slot
+            self.weights = ray.put(np.concatenate(parts(self.plan, self.policy)))
+        news = self.weights if host.version != self.version else None
+        host.version = self.version
+        host.calls.append(host.actor.play.remote(asked, self.version, news, self.policy.exploration, self.at_random))
 
     def take(self) -> Block:
-        while True:
-            owed = {ref: place for place in self.places for ref in list(place.asked)[:1]}
-            ray.wait(list(owed), num_returns=1, timeout=LOOK)
-            self._require_started()
-            ready, _ = ray.wait(list(owed), num_returns=len(owed), timeout=0)
-            # Who was heard longest ago comes first, as in `rollout.Pool`.
-            for ref in sorted(ready, key=lambda ref: owed[ref].heard):
-                place = owed[ref]
-                try:
-                    version, episodes, rows, seconds = ray.get(ref)
-                except ray.exceptions.RayError as error:
-                    self._replace(place, error)
-                    continue
-                place.failures, place.heard = 0, time.monotonic()
-                place.busy += seconds
-                return Block(place.index, place.asked.pop(ref), self.version - version, rows, episodes)
+        while not self._full:
+            self._receive()
+        played = self._full.popleft()
+        lag = self.version - played.version
+        return Block(played.number, played.slot, lag, played.rows, played.episodes)
 
-    def _require_started(self) -> None:
-        """After a node is lost there may be no room for those who played there."""
-        for place in self.places:
-            if not place.node and time.monotonic() - place.since > STARTING:
-                raise SparringError(f"rollout actor {place.index} did not start again {_within()}")
+    def _receive(self) -> None:
+        calls = {host.calls[0]: host for host in self.hosts if host.calls}
+        ready, _ = ray.wait(list(calls), num_returns=1, timeout=LOOK)
+        for ref in ready:
+            host = calls[ref]
+            host.calls.popleft()
+            try:
+                full, warnings, replaced = ray.get(ref)
+            except ray.exceptions.RayTaskError as error:  # the host itself works: it has given up a worker
+                raise SparringError(
+                    str(error.cause) if isinstance(error.cause, SparringError) else cause(error)
+                ) from error
+            except ray.exceptions.RayError as error:
+                self._replace(host, error)
+                continue
+            self.replaced += replaced
+            for warning in warnings:
+                log.warning("on node %s: %s", host.node, warning)
+            for played in full:
+                assert self.owed[played.number].popleft() == played.slot
+                self.failures[played.number] = 0
+                self.usage.busy[played.number] += played.seconds
+                self._full.append(played)
 
-    def _replace(self, place: _Place, error: Exception) -> None:
-        place.failures += 1
-        self.replaced += 1
-        why = cause(error)
-        if isinstance(error, ray.exceptions.RayActorError):
-            why = f"{why}\nIts last words:\n{self._last_words(place)}"
-        ray.kill(place.actor)
-        if place.failures >= LIVES:
-            raise SparringError(
-                f"rollout actor {place.index} failed {LIVES} times in a row: the game cannot be played.\n{why}"
-            ) from error
-        if why in self.told:
-            why = why.splitlines()[-1] + " (as before)"
-        self.told.add(why)
-        log.warning("rollout actor %d is replaced: %s", place.index, why)
-        self._spawn(place)
-        self._note_where(place)
-
-    def _note_where(self, place: _Place) -> None:
-        """When it has started, which nobody waits for here."""
-        ref = place.actor.where.remote()
-
-        def note(future: Any) -> None:
-            if future.exception() is None:
-                _, place.node, place.logs, place.pid = future.result()
-
-        ref.future().add_done_callback(note)
-
-    def _last_words(self, place: _Place) -> str:
-        """From its log, on whatever node that is."""
-        if not place.logs:
-            return "(none: it was not there yet)"
-        there = NodeAffinitySchedulingStrategy(place.node, soft=False)
-        try:
-            words: str = ray.get(
-                ray.remote(read_logs).options(num_cpus=0, scheduling_strategy=there).remote(place.logs), timeout=10
-            )
-        except ray.exceptions.RayError as error:
-            return f"(its node does not answer: {type(error).__name__})"
-        return words
+    def _replace(self, host: _Hosted, error: Exception) -> None:
+        """Its workers begin anew, wherever there is room, with what they were asked for."""
+        self.hosts.remove(host)
+        ray.kill(host.actor)
+        self.replaced += len(host.numbers)
+        for number in host.numbers:
+            self.failures[number] += 1
+        if max(self.failures[number] for number in host.numbers) >= LIVES:
+            raise SparringError(f"the host of rollout workers was lost {LIVES} times in a row: {cause(error)}")
+        log.warning("rollout workers %s are replaced: their host was lost. %s", host.numbers, cause(error))
+        before = len(self.hosts)
+        self._spawn(dict.fromkeys(host.numbers))
+        for new in self.hosts[before:]:
+            self._call(new, [(number, slot) for number in new.numbers for slot in self.owed[number]])
 
     def metrics(self) -> Row:
-        """Utilisation: the part of the time that an actor played."""
-        now = time.perf_counter()
-        parts = [place.busy / (now - self.since) for place in self.places]
-        self.since = now
-        for place in self.places:
-            place.busy = 0.0
-        each = {f"rollout/utilisation_{place.index}": part for place, part in zip(self.places, parts, strict=True)}
-        mean = sum(parts) / len(parts)
-        return {"rollout/replaced": self.replaced, "rollout/utilisation_mean": mean, **each}
+        return {"rollout/replaced": self.replaced, **self.usage.take()}
+
+    def memory(self) -> list[int]:
+        return [size for host in self.hosts for size in ray.get(host.actor.memory.remote())]
 
     def state(self) -> list[dict[str, Array] | None]:
-        states: list[dict[str, Array] | None] = []
-        for place in self.places:
-            packed = None
-            if not place.asked:
-                try:
-                    packed = ray.get(place.actor.state.remote(), timeout=30)
-                except ray.exceptions.RayError as error:  # whoever resumes starts this actor's games anew
-                    log.warning("rollout actor %d does not tell its state: %s", place.index, cause(error))
-            states.append(None if packed is None else unpack(packed))
+        states: list[dict[str, Array] | None] = [None] * self.plan.workers
+        for host in self.hosts:
+            if host.calls:  # it would answer only when somebody has played
+                continue
+            try:
+                found = ray.get(host.actor.states.remote(), timeout=60)
+            except ray.exceptions.RayError as error:  # whoever resumes starts these workers' games anew
+                log.warning("rollout workers %s do not tell their state: %s", host.numbers, cause(error))
+                continue
+            for number, packed in zip(host.numbers, found, strict=True):
+                states[number] = None if packed is None else unpack(packed)
         return states
 
     def close(self) -> None:
-        for place in self.places:
-            if place.actor is not None:
-                ray.kill(place.actor)
+        for host in self.hosts:
+            ray.kill(host.actor)  # its workers notice and end
 
 
 def _within() -> str:

@@ -71,7 +71,7 @@ def reopen(path: Path, changes: Iterable[str] = (), view: View | None = None) ->
         raise InputError(f"{path} has no run to resume: there is no experiment.yaml")
     changes = list(changes)
     for change in changes:
-        if change.split(".")[0] not in CHANGEABLE:
+        if change.partition("=")[0].split(".")[0].strip() not in CHANGEABLE:
             raise InputError(f"--set {change}: a run that has begun can only change {', '.join(CHANGEABLE)}")
     use_compilation_cache()
     run = Run(path)

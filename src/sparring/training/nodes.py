@@ -1,15 +1,20 @@
 """A cluster's nodes: `sparring cluster up|status|down`, thin over `ray start`. Every connection needs the token."""
 
+import os
 import socket
 import subprocess
 import sys
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
+from sparring import __version__
 from sparring.errors import InputError, SparringError
 
 __all__ = ["app"]
+
+MARK = "SPARRING_CLUSTER"  # in the environment of all that `up` started: the cluster's token; `down` looks for it
 
 app = typer.Typer(help="Start, show and stop this machine's part of a Ray cluster.", no_args_is_help=True)
 Gpus = Annotated[float | None, typer.Option(min=0, help="GPUs it offers; default: all.")]
@@ -35,8 +40,14 @@ def up(
     asked += ["--include-dashboard=false"] if head else []
     asked += [f"--num-cpus={cpus}"] if cpus is not None else []
     asked += [f"--num-gpus={gpus:g}"] if gpus is not None else []
-    _ray("start", *asked)
-    if not head:
+    asked += [f"--labels={_cluster().LABEL}={__version__}"]
+    _start(*asked, token=token)
+    if join is not None:
+        try:
+            _require_same_version(join)
+        except SparringError:
+            _stop(token)
+            raise
         print(f"joined {join} as {host}")
         return
     print(f"the cluster's head is at {host}:{port}. On other machines, with the same Sparring:")
@@ -68,8 +79,9 @@ def status(address: Annotated[str, typer.Option(metavar="HOST:PORT", help="The h
 
 @app.command()
 def down() -> None:
-    """Stop this machine's part of the cluster."""
-    _ray("stop")
+    """Stop what `sparring cluster up` started on this machine."""
+    stopped = _stop(_cluster().use_token())
+    print(f"stopped {stopped} processes" if stopped else "nothing runs here that `sparring cluster up` started")
 
 
 def _require_listening(address: str) -> None:
@@ -87,8 +99,39 @@ def _cluster() -> Any:
     return load_cluster()
 
 
-def _ray(*words: str) -> None:
-    _cluster()
-    done = subprocess.run([sys.executable, "-m", "ray.scripts.scripts", *words], capture_output=True, text=True)
+def _start(*words: str, token: Path) -> None:
+    command = [sys.executable, "-m", "ray.scripts.scripts", "start", *words]
+    done = subprocess.run(command, capture_output=True, text=True, env=os.environ | {MARK: str(token)})
+    said = (done.stdout + done.stderr).strip()
+    if "Version mismatch" in said:
+        raise InputError(f"this machine cannot join: {said[said.index('Version mismatch') :]}\nInstall the same")
     if done.returncode:
-        raise SparringError(f"ray {words[0]} failed:\n{(done.stdout + done.stderr).strip()[-2000:]}")
+        raise SparringError(f"ray start failed:\n{said[-2000:]}")
+
+
+def _require_same_version(address: str) -> None:
+    from sparring.training.experiment import Resources
+
+    cluster = _cluster()
+    cluster.connect(Resources(address=address))
+    cluster.ray.shutdown()
+
+
+def _stop(token: Path) -> int:
+    """By the mark and the network: other Rays of this machine, and of its containers, are not ours to stop."""
+    import psutil
+
+    ours = []
+    for process in psutil.process_iter():
+        try:
+            here = os.readlink(f"/proc/{process.pid}/ns/net") == os.readlink("/proc/self/ns/net")
+            if here and process.environ().get(MARK) == str(token):
+                process.terminate()
+                ours.append(process)
+        except (psutil.Error, OSError):  # gone meanwhile, or somebody else's
+            continue
+    _, alive = psutil.wait_procs(ours, timeout=10)
+    for process in alive:
+        process.kill()
+    psutil.wait_procs(alive, timeout=10)
+    return len(ours)

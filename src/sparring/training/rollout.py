@@ -10,16 +10,17 @@ import importlib
 import logging
 import mmap
 import os
+import re
+import selectors
 import signal
 import socket
-import subprocess
-import sys
 import tempfile
 import time
 from collections import deque
-from multiprocessing.connection import Connection, wait
+from collections.abc import Sequence
+from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, BinaryIO, NamedTuple, Protocol
 
 import msgspec
 
@@ -37,16 +38,19 @@ from sparring.training.actor import (
     Rows,
     Snapshot,
     pack,
+    parts,
     unpack,
     worker_seed,
 )
 from sparring.training.experiment import Experiment
 from sparring.training.metrics import Row
+from sparring.training.nursery import Child, Nursery
 
 __all__ = ["Block", "Local", "Pool", "Source", "load_cluster", "open_source", "plan_for"]
 
 log = logging.getLogger("sparring.rollout")
 STARTING = 120.0  # seconds that a worker may take to import and make its games
+NURSERY = "nursery.log"
 LIVES = 3  # failures in a row, without a block in between, after which a worker is given up
 
 
@@ -75,6 +79,9 @@ class Source(Protocol):
 
     def metrics(self) -> Row:
         """About the workers, since the last call."""
+
+    def memory(self) -> list[int]:
+        """Bytes of each worker's process, what it shares with others by its part (PSS)."""
 
     def state(self) -> list[dict[str, Array] | None]:
         """Of every worker, to go on identically; none of those who are playing or cannot tell."""
@@ -135,6 +142,9 @@ class Local:
     def metrics(self) -> Row:
         return {"rollout/replaced": 0}
 
+    def memory(self) -> list[int]:
+        return []
+
     def state(self) -> list[dict[str, Array] | None]:
         return [self.actor.state()]
 
@@ -145,96 +155,143 @@ class Local:
 class _Worker:
     """A place in the pool and the process that holds it."""
 
-    def __init__(self, index: int) -> None:
-        self.index = index
-        self.life = -1  # of the process that has the place now
+    def __init__(self, index: int, number: int, life: int) -> None:
+        self.index, self.number = index, number
+        self.life = life - 1  # of the process that has the place now
         self.failures = 0  # in a row
         self.granted: deque[int] = deque()  # slots it was asked to fill, in order
-        self.process: subprocess.Popen[bytes]
+        self.process: Child
         self.control: Connection
         self.log: Path
         self.since = 0.0  # when we last asked it for something, or heard of it
 
 
+class Usage:
+    """How much of the time each worker played."""
+
+    def __init__(self, workers: int) -> None:
+        self.busy, self.since = [0.0] * workers, time.perf_counter()
+
+    def take(self) -> Row:
+        """Since the last call."""
+        now = time.perf_counter()
+        parts = [busy / (now - self.since) for busy in self.busy]
+        self.busy, self.since = [0.0] * len(parts), now
+        each = {f"rollout/utilisation_{number}": part for number, part in enumerate(parts)}
+        return {"rollout/utilisation_mean": sum(parts) / len(parts), **each}
+
+
 class Pool:
+    """`numbers` and `life`, when these workers are some of a larger pool's, of which others had their places before."""
+
     def __init__(
-        self, plan: Plan, limit: float, logs: Path, states: list[dict[str, Array] | None] | None = None
+        self,
+        plan: Plan,
+        limit: float,
+        logs: Path,
+        states: list[dict[str, Array] | None] | None = None,
+        numbers: Sequence[int] | None = None,
+        life: int = 0,
     ) -> None:
         self.plan, self.limit, self.logs, self.replaced = plan, limit, logs, 0
         logs.mkdir(parents=True, exist_ok=True)
         size = Arena.size_of(plan)
         # Without a name: it is gone with the last process that has it open, however that one ends.
-        self.memory = tempfile.TemporaryFile(dir="/dev/shm" if os.path.isdir("/dev/shm") else None)  # noqa: SIM115
-        self.memory.truncate(size)
-        self.arena = Arena(plan, mmap.mmap(self.memory.fileno(), size))
-        self.workers = [_Worker(i) for i in range(plan.workers)]
+        self._shared = tempfile.TemporaryFile(dir="/dev/shm" if os.path.isdir("/dev/shm") else None)  # noqa: SIM115
+        self._shared.truncate(size)
+        self.arena = Arena(plan, mmap.mmap(self._shared.fileno(), size))
+        self.workers = [_Worker(i, n, life) for i, n in enumerate(numbers or range(plan.workers))]
+        self.usage = Usage(plan.workers)
         self._rounds = 0
         self._next_look = 0.0
+        self._sockets = selectors.DefaultSelector()
+        self.nursery = self._nursery()
+        self._full: deque[tuple[_Worker, Filled]] = deque()
         for worker, state in zip(self.workers, states or [None] * plan.workers, strict=True):
             self._spawn(worker, state)
 
     def _spawn(self, worker: _Worker, state: dict[str, Array] | None = None) -> None:
         worker.life += 1
-        worker.log = self.logs / f"worker-{worker.index}.log"
+        worker.log = self.logs / f"worker-{worker.number}.log"
         ours, theirs = socket.socketpair()
-        # Each worker is one core's work: more threads would only fight over the cores.
-        threads = {f"{name}_NUM_THREADS": "1" for name in ("OMP", "OPENBLAS", "MKL")}
         with theirs, worker.log.open("ab") as file:
-            worker.process = subprocess.Popen(
-                [sys.executable, "-m", "sparring.training.actor", str(theirs.fileno()), str(self.memory.fileno())],
-                pass_fds=(theirs.fileno(), self.memory.fileno()),
-                env=os.environ | threads,
-                stdin=subprocess.DEVNULL,
-                stdout=file,
-                stderr=file,
-            )
+            worker.process = self._fork(theirs, file)
         worker.control = Connection(ours.detach())
+        self._sockets.register(worker.control, selectors.EVENT_READ, worker)
         worker.since = time.monotonic()
         self.arena.beats[worker.index, 0] = 0.0
         packed = None if state is None else pack(state)
-        order = Order(self.plan, worker.index, self.arena.size, worker.life, packed)
+        seed = worker_seed(self.plan, worker.number)
+        order = Order(self.plan, worker.index, seed, self.arena.size, worker.life, packed)
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # dead already: `take` notices
             worker.control.send_bytes(msgspec.msgpack.encode(order))
             for slot in worker.granted:  # what its predecessor was asked for
                 worker.control.send_bytes(bytes([slot]))
 
+    def _fork(self, control: socket.socket, file: BinaryIO) -> Child:
+        try:
+            return self.nursery.fork(control, file)
+        except OSError:  # somebody killed it
+            self.nursery.close()
+            self.nursery = self._nursery()
+        try:
+            return self.nursery.fork(control, file)
+        except OSError as error:
+            raise SparringError(f"the game cannot be loaded. Last words:\n{tail(self.logs / NURSERY)}") from error
+
+    def _nursery(self) -> Nursery:
+        assert self.plan.game.env is not None, "a declared game is not simulated"
+        return Nursery(self.plan.game.env, self._shared.fileno(), self.logs / NURSERY)
+
     def publish(self, policy: Policy, at_random: bool = False) -> None:
-        self.arena.write(policy, at_random)
+        self.arena.write(parts(self.plan, policy), policy.exploration, at_random)
 
     def start(self) -> None:
         slot = self._rounds % self.plan.slots
         self._rounds += 1
         for worker in self.workers:
-            self._grant(worker, slot)
+            self.grant(worker.index, slot)
 
     def release(self, block: Block) -> None:
-        self._grant(self.workers[block.worker], block.slot)
+        self.grant(block.worker, block.slot)
 
-    def _grant(self, worker: _Worker, slot: int) -> None:
+    def grant(self, index: int, slot: int) -> None:
+        worker = self.workers[index]
         worker.granted.append(slot)
         worker.since = time.monotonic()
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # dead: `take` replaces it and asks again
             worker.control.send_bytes(bytes([slot]))
 
     def take(self) -> Block:
-        while True:
-            if time.monotonic() >= self._next_look:
-                self._look_for_hung()
-            by_control = {worker.control: worker for worker in self.workers}
-            ready = wait(list(by_control), timeout=min(1.0, self.limit / 4))
-            # Who waited longest comes first: while learning is slower than play, others would never have their turn.
-            workers = [by_control[control] for control in ready]  # type: ignore[index]  # all are Connections
-            for worker in sorted(workers, key=lambda worker: worker.since):
-                try:
-                    message = msgspec.msgpack.decode(worker.control.recv_bytes(), type=Filled)
-                except (EOFError, ConnectionResetError):
-                    self._replace(worker, f"died (exit code {worker.process.wait()})")
-                    continue
-                assert worker.granted.popleft() == message.slot
-                worker.failures, worker.since = 0, time.monotonic()
-                lag = int(self.arena.version[0]) - message.version
-                rows = self.arena.block(worker.index, message.slot)
-                return Block(worker.index, message.slot, lag, rows, message.episodes)
+        while not self._full:
+            self.receive()
+        worker, message = self._full.popleft()
+        lag = int(self.arena.version[0]) - message.version
+        return Block(worker.index, message.slot, lag, self.arena.block(worker.index, message.slot), message.episodes)
+
+    def take_many(self, count: int) -> list[tuple[int, Filled]]:
+        """Waits for so many full blocks: which worker filled which slot."""
+        while len(self._full) < count:
+            self.receive()
+        taken = [self._full.popleft() for _ in range(count)]
+        return [(worker.index, message) for worker, message in taken]
+
+    def receive(self) -> None:
+        """Waits a moment for full blocks; whoever died or hangs is replaced."""
+        if time.monotonic() >= self._next_look:
+            self._look_for_hung()
+        ready = [key.data for key, _ in self._sockets.select(min(1.0, self.limit / 4))]
+        # Who waited longest comes first: while learning is slower than play, others would never have their turn.
+        for worker in sorted(ready, key=lambda worker: worker.since):
+            try:
+                message = msgspec.msgpack.decode(worker.control.recv_bytes(), type=Filled)
+            except (EOFError, ConnectionResetError):
+                self._replace(worker, f"died (exit code {worker.process.wait()})")
+                continue
+            assert worker.granted.popleft() == message.slot
+            worker.failures, worker.since = 0, time.monotonic()
+            self.usage.busy[worker.index] += message.seconds
+            self._full.append((worker, message))
 
     def _look_for_hung(self) -> None:
         """Only who owes us something can be late, and only from when we asked: we may have been busy for long."""
@@ -255,23 +312,26 @@ class Pool:
         while worker.log.stat().st_size == size and time.monotonic() < until and worker.process.poll() is None:
             time.sleep(0.02)
         worker.process.kill()
-        worker.process.wait()
 
     def _replace(self, worker: _Worker, why: str) -> None:
+        self._sockets.unregister(worker.control)
         worker.control.close()
         worker.failures += 1
         self.replaced += 1
         last = tail(worker.log)
         if worker.failures >= LIVES:
             raise SparringError(
-                f"rollout worker {worker.index} {why}, {LIVES} times in a row: the game cannot be played. "
+                f"rollout worker {worker.number} {why}, {LIVES} times in a row: the game cannot be played. "
                 f"Its last words ({worker.log}):\n{last}"
             )
-        log.warning("rollout worker %d %s; it is replaced. Its last words:\n%s", worker.index, why, last)
+        log.warning("rollout worker %d %s; it is replaced. Its last words:\n%s", worker.number, why, last)
         self._spawn(worker)
 
     def metrics(self) -> Row:
-        return {"rollout/replaced": self.replaced}
+        return {"rollout/replaced": self.replaced, **self.usage.take()}
+
+    def memory(self) -> list[int]:
+        return [memory_of(worker.process.pid) for worker in self.workers]
 
     def state(self) -> list[dict[str, Array] | None]:
         states: list[dict[str, Array] | None] = []
@@ -293,12 +353,16 @@ class Pool:
             worker.control.close()
         until = time.monotonic() + 2.0
         for worker in self.workers:
-            try:
-                worker.process.wait(max(until - time.monotonic(), 0.01))
-            except subprocess.TimeoutExpired:
+            if worker.process.wait(max(until - time.monotonic(), 0.01)) is None:
                 worker.process.kill()
-                worker.process.wait()
-        self.memory.close()
+        self.nursery.close()
+        self._sockets.close()
+        self._shared.close()
+
+
+def memory_of(pid: int) -> int:
+    found = re.search(r"^Pss: *(\d+) kB", Path(f"/proc/{pid}/smaps_rollup").read_text(), re.MULTILINE)
+    return int(found[1]) * 1024 if found else 0
 
 
 def tail(path: Path, lines: int = 15) -> str:

@@ -1,0 +1,1 @@
+"""Measuring Sparring on a machine of yours: `sparring bench …`."""

@@ -1,0 +1,246 @@
+"""`sparring bench scaling`: the same experiment with more and more workers. Every measurement is a process of its own,
+so none inherits compiled code, memory or devices from another; configurations take turns, round after round."""
+
+import contextlib
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from sparring.errors import InputError, SparringError
+from sparring.training.experiment import Experiment
+from sparring.training.metrics import PHASES, Row
+
+__all__ = ["Configuration", "Measured", "Round", "check", "configurations", "measure", "measure_all"]
+
+
+@dataclass(frozen=True)
+class Configuration:
+    workers: int
+    gpus: int | None  # that learn; 0: a CPU learns; none: whatever the experiment says
+
+    def __str__(self) -> str:
+        gpus = "" if self.gpus is None else f", {self.gpus} GPUs"
+        return f"{self.workers} workers{gpus}"
+
+    def of(self, experiment: Experiment) -> Experiment:
+        data = experiment.to_builtins()
+        data["rollout"]["workers"] = self.workers
+        if self.gpus is not None:
+            data["resources"]["devices"] = max(self.gpus, 1)
+        return Experiment.parse(data)
+
+
+@dataclass(frozen=True)
+class Round:
+    """Means over a measurement's iterations."""
+
+    iteration_s: float
+    steps_per_s: float
+    phases: dict[str, float]  # seconds of an iteration
+    sampled_per_s: float | None  # on-policy: steps by the time that was spent waiting for play
+    utilisation: float | None  # part of the time that workers played
+    memory: float | None  # bytes of a worker
+    start_s: float  # from the command to the end of the first iteration
+
+
+@dataclass
+class Measured:
+    configuration: Configuration
+    rounds: list[Round] = field(default_factory=list)
+
+    def median(self, of: Callable[[Round], float | None]) -> float | None:
+        values = [value for each in self.rounds if (value := of(each)) is not None]
+        return statistics.median(values) if values else None
+
+    def speed_up(self, base: "Measured", of: Callable[[Round], float | None]) -> float | None:
+        """Rates against those of `base`: the median of each round's ratio."""
+        pairs = [(of(mine), of(theirs)) for mine, theirs in zip(self.rounds, base.rounds, strict=True)]
+        ratios = [mine / theirs for mine, theirs in pairs if mine and theirs]
+        return statistics.median(ratios) if ratios else None
+
+
+def configurations(workers: str, gpus: str | None) -> list[Configuration]:
+    devices: list[int | None] = [None] if gpus is None else list(_numbers("--gpus", gpus, 0))
+    return [Configuration(count, device) for device in devices for count in _numbers("--workers", workers, 1)]
+
+
+def _numbers(option: str, text: str, least: int) -> list[int]:
+    try:
+        found = sorted({int(part) for part in text.split(",")})
+    except ValueError:
+        found = []
+    if not found or found[0] < least:
+        raise InputError(f"{option} {text}: write numbers from {least} on with commas between, such as {option} 1,2,4")
+    return found
+
+
+def check(experiment: Experiment, wanted: list[Configuration]) -> None:
+    """Before anything is measured: all configurations can be made here."""
+    if experiment.source != "simulate":
+        raise InputError("scaling is about rollout workers, and this experiment has none: its source is a store")
+    experiments = [each.of(experiment) for each in wanted]
+    with _child({"check": experiments, "gpus": max((each.gpus or 0) for each in wanted)}, dict(os.environ)) as lines:
+        for _ in lines:
+            pass
+
+
+def measure_all(
+    experiment: Experiment,
+    wanted: list[Configuration],
+    iterations: int,
+    rounds: int,
+    tell: Callable[[int, Configuration, int], None],
+) -> list[Measured]:
+    """`tell` hears which iteration of which configuration in which round is done."""
+    found = [Measured(each) for each in wanted]
+    for number in range(rounds):
+        for each in found:
+            environment = dict(os.environ)
+            if each.configuration.gpus == 0:
+                environment["JAX_PLATFORMS"] = "cpu"
+
+            def progress(done: int, now: Configuration = each.configuration, number: int = number) -> None:
+                tell(number, now, done)
+
+            each.rounds.append(measure(each.configuration.of(experiment), iterations, environment, progress))
+    return found
+
+
+def measure(
+    experiment: Experiment, iterations: int, environment: dict[str, str], progress: Callable[[int], None]
+) -> Round:
+    began, start, done = time.perf_counter(), 0.0, 0
+    rows: list[Row] = []
+    end: dict[str, Any] = {}
+    with _child({"measure": experiment, "iterations": iterations}, environment) as lines:
+        for line in lines:
+            if "row" not in line:
+                end = line
+                continue
+            start = start or time.perf_counter() - began
+            if line["counts"]:
+                rows.append(line["row"])
+            done += 1
+            progress(done)
+    seconds, steps = (sum(row[name] for row in rows) for name in ("seconds", "steps"))
+    sampling = sum(row["time/sample_s"] for row in rows)
+    used = [row["rollout/utilisation_mean"] for row in rows if "rollout/utilisation_mean" in row]
+    return Round(
+        iteration_s=seconds / len(rows),
+        steps_per_s=steps / seconds,
+        phases={phase: sum(row[f"time/{phase}_s"] for row in rows) / len(rows) for phase in PHASES},
+        sampled_per_s=steps / sampling if end["waits"] else None,
+        utilisation=statistics.mean(used) if used else None,
+        memory=statistics.mean(end["memory"]) if end["memory"] else None,
+        start_s=start,
+    )
+
+
+@contextlib.contextmanager
+def _child(order: dict[str, Any], environment: dict[str, str]) -> Iterator[Iterator[dict[str, Any]]]:
+    """A process that does as ordered; what it says, line by line."""
+    with (
+        tempfile.TemporaryFile("w+") as errors,
+        subprocess.Popen(
+            [sys.executable, "-m", "sparring.bench.scaling"],
+            env=environment,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=errors,
+            text=True,
+        ) as process,
+    ):
+        assert process.stdin is not None
+        assert process.stdout is not None
+        try:
+            process.stdin.write(msgspec.json.encode(order).decode())
+            process.stdin.close()
+            yield (_said(line) for line in process.stdout if line.startswith("{"))
+            if process.wait():
+                errors.seek(0)
+                raise SparringError(f"measuring failed:\n{errors.read()[-3000:]}")
+        finally:
+            process.terminate()
+
+
+def _said(line: str) -> dict[str, Any]:
+    said: dict[str, Any] = json.loads(line)
+    if "error" in said:
+        raise (InputError if said["input"] else SparringError)(said["error"])
+    return said
+
+
+# In the child
+
+
+def say(**words: Any) -> None:
+    print(json.dumps(words), flush=True)
+
+
+def check_here(experiments: list[Experiment], gpus: int) -> None:
+    if gpus:
+        import jax
+
+        try:
+            found = len(jax.devices("gpu"))
+        except RuntimeError:  # JAX's way to say none
+            found = 0
+        if found < gpus:
+            raise InputError(f"--gpus {gpus}: JAX finds {found} GPUs on this machine ({jax.devices()[0].platform})")
+    for experiment in experiments:
+        trainee = create(experiment, Path())
+    trainee.prepare()  # of the largest
+
+
+def create(experiment: Experiment, logs: Path) -> Any:
+    from sparring.games import catalog
+    from sparring.training import loop, xla
+
+    xla.use_compilation_cache()
+    algorithm = loop.create_algorithm(experiment, catalog.load(experiment.game))
+    xla.use_threads(algorithm)
+    return loop.create_trainee(experiment, algorithm, logs)
+
+
+def measure_here(experiment: Experiment, iterations: int) -> None:
+    """Iterations until the first with updates are warm-up: they wait for experience, and compile."""
+    with tempfile.TemporaryDirectory() as logs:
+        trainee = create(experiment, Path(logs))
+        trainee.prepare()
+        trainee.open()
+        try:
+            counted = 0
+            while counted < iterations:
+                warm, steps, began = trainee.updates > 0, trainee.steps, time.perf_counter()
+                row: Row = trainee.iterate()
+                row |= {"seconds": time.perf_counter() - began, "steps": trainee.steps - steps}
+                say(row=row, counts=warm)
+                counted += warm
+            say(memory=trainee.source.memory(), waits=trainee.algorithm.on_policy and not trainee.overlap)
+        finally:
+            trainee.close()
+
+
+def main() -> None:
+    order = json.loads(sys.stdin.read())
+    try:
+        if "check" in order:
+            check_here([Experiment.parse(each) for each in order["check"]], order["gpus"])
+        else:
+            measure_here(Experiment.parse(order["measure"]), order["iterations"])
+    except SparringError as error:
+        say(error=str(error), input=isinstance(error, InputError))
+
+
+if __name__ == "__main__":
+    main()
