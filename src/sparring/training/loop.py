@@ -9,12 +9,12 @@ import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from sparring import algorithms
-from sparring.errors import InputError, SparringError
+from sparring.errors import InputError, SparringError, Unrenderable
 from sparring.export import onnx, weights
 from sparring.games import Game, catalog
 from sparring.training import checkpoint
@@ -22,10 +22,13 @@ from sparring.training.evaluate import play, summary
 from sparring.training.experiment import Experiment, check_keys, explain, override, read, write
 from sparring.training.metrics import MetricsFiles, Row
 from sparring.training.offline import Offline
-from sparring.training.run import Run, is_run, new_directory
+from sparring.training.run import NO_POLICY, Run, is_run, new_directory
 from sparring.training.trainee import OffPolicy, OnPolicy, Trainee
 from sparring.training.view import Silent, View
 from sparring.training.xla import use_compilation_cache, use_threads
+
+if TYPE_CHECKING:
+    from sparring.training.rllib.trainee import Bridge
 
 __all__ = ["INTERRUPTED", "Interrupted", "resume", "train"]
 
@@ -42,14 +45,11 @@ class Interrupted(SparringError):
 
 def train(experiment: Experiment, view: View | None = None) -> Run:
     """A new run, until one of its stop conditions holds."""
-    use_compilation_cache()
     game = catalog.load(experiment.game)
-    algorithm = create_algorithm(experiment, game)
-    use_threads(algorithm)
     resolved = {"name": experiment.name, **msgspec.to_builtins(hyperparameters(experiment))}
     path = new_directory(experiment, game.name)
     experiment = msgspec.structs.replace(experiment, algorithm=resolved, out=str(path))
-    trainee = create_trainee(experiment, algorithm, path / "workers")
+    trainee = create_trainee(experiment, game, path / "workers")
     trainee.prepare()  # before anything is written: it may refuse
     path.mkdir(parents=True, exist_ok=True)
     write(path / "experiment.yaml", experiment)
@@ -66,15 +66,12 @@ def resume(path: Path, changes: Iterable[str] = (), view: View | None = None) ->
     for change in changes:
         if change.split(".")[0] not in CHANGEABLE:
             raise InputError(f"--set {change}: a run that has begun can only change {', '.join(CHANGEABLE)}")
-    use_compilation_cache()
     run = Run(path)
     experiment = read(path / "experiment.yaml")
     if changes:
         experiment = Experiment.parse(override(experiment.to_builtins(), changes))
     game = catalog.load(experiment.game)
-    algorithm = create_algorithm(experiment, game)
-    use_threads(algorithm)
-    trainee = create_trainee(experiment, algorithm, path / "workers")
+    trainee = create_trainee(experiment, game, path / "workers")
     with run.alone():
         loop = Loop(run, experiment, trainee, view or Silent())
         if saved := run.checkpoints():
@@ -86,13 +83,10 @@ def resume(path: Path, changes: Iterable[str] = (), view: View | None = None) ->
         return loop.run()
 
 
-def create_algorithm(experiment: Experiment, game: Game) -> Any:
-    hyperparameters(experiment)
-    return algorithms.create(experiment.name, game, experiment.hyperparameters)
-
-
-def hyperparameters(experiment: Experiment) -> msgspec.Struct:
-    """All of the algorithm's, checked, with those that the experiment leaves out."""
+def hyperparameters(experiment: Experiment) -> msgspec.Struct | dict[str, Any]:
+    """All of the algorithm's, checked, with those that the experiment leaves out. RLlib's are checked by its bridge."""
+    if experiment.is_rllib:
+        return experiment.hyperparameters
     algorithms.check_name(experiment.name)
     config: type[msgspec.Struct] = importlib.import_module(f"sparring.algorithms.{experiment.name}").Config
     check_keys(experiment.hyperparameters, config, "algorithm.")
@@ -102,22 +96,33 @@ def hyperparameters(experiment: Experiment) -> msgspec.Struct:
         raise InputError(f"algorithm.{explain(error)}") from error
 
 
-def create_trainee(experiment: Experiment, algorithm: Any, logs: Path) -> Trainee:
+def create_trainee(experiment: Experiment, game: Game, logs: Path) -> "Trainee | Bridge":
+    if experiment.is_rllib:
+        return load_bridge().Bridge(experiment, game)
+    use_compilation_cache()
+    hyperparameters(experiment)
+    algorithm = algorithms.create(experiment.name, game, experiment.hyperparameters)
+    use_threads(algorithm)
     if experiment.source == "store":
         return Offline(experiment, algorithm, logs)
-    if algorithm.game.env is None:
-        raise InputError(
-            f"{algorithm.game.name} is a declared game and cannot be simulated: learn it with `source: store`"
-        )
+    if game.env is None:
+        raise InputError(f"{game.name} is a declared game and cannot be simulated: learn it with `source: store`")
     if experiment.name in OFFLINE:
         raise InputError(f"{algorithm.name} learns from recorded play: use `source: store` and say which `store`")
     return (OnPolicy if algorithm.on_policy else OffPolicy)(experiment, algorithm, logs)
 
 
+def load_bridge() -> Any:
+    try:
+        return importlib.import_module("sparring.training.rllib.trainee")
+    except ImportError as error:
+        raise InputError(f"rllib/… needs RLlib ({error}): pip install 'sparring[rllib]'") from error
+
+
 class Loop:
     """One process's part of a run: from where it stands to where it stops."""
 
-    def __init__(self, run: Run, experiment: Experiment, trainee: Trainee, view: View) -> None:
+    def __init__(self, run: Run, experiment: Experiment, trainee: "Trainee | Bridge", view: View) -> None:
         self.directory, self.experiment, self.trainee, self.view = run, experiment, trainee, view
         self.iteration, self.before = 0, 0.0  # iterations and seconds of this run so far, across resumes
         self.evaluation: float | None = None
@@ -209,15 +214,20 @@ class Loop:
         }
         path = self.directory.path
         checkpoint.save(path / "checkpoints" / f"{self.iteration:08d}", arrays, meta)
-        policy = self.trainee.policy()
+        self.directory.prune(self.experiment.checkpoint.keep)
+        self.saved = self.iteration
+        try:
+            policy = self.trainee.policy()
+        except Unrenderable as error:
+            log.warning("this run has no policy.onnx: %s", error)
+            (path / NO_POLICY).write_text(f"{error}\n")
+            return
         if (why := policy.problem()) is not None:
             raise SparringError(f"learning diverged: {why}. Lower algorithm.lr, or resume from an older checkpoint")
         for name, data in (("policy.onnx", onnx.render(policy)), ("policy.safetensors", weights.save(policy))):
             new = path / f"{name}.new"
             new.write_bytes(data)
             new.replace(path / name)
-        self.directory.prune(self.experiment.checkpoint.keep)
-        self.saved = self.iteration
 
 
 @contextmanager
