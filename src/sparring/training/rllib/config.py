@@ -76,6 +76,8 @@ def configure(experiment: Experiment, game: Game, data: str = "recorded-play") -
     _check_source(experiment, offline)
     _check_space(algorithm, experiment.name, game)
     config: AlgorithmConfig = algorithm.get_default_config()
+    if issubclass(algorithm, CQL):
+        config.training(lr=None)  # what it begins with, its own validation refuses
     _apply_ours(config, experiment, game, data if offline else None)
     _apply_theirs(config, experiment.hyperparameters)
     try:

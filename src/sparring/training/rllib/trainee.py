@@ -72,10 +72,7 @@ class Bridge:
 
     def _build(self) -> None:
         e = self.experiment
-        if e.runner == "ray" and not self.offline:
-            require(e.resources, e.rollout.workers)
-        else:
-            connect(Resources(cpus=max(os.cpu_count() or 1, e.rollout.workers + 1)))
+        self._connect()
         if self.offline:
             self.data = Path(tempfile.mkdtemp(prefix="sparring-rllib-"))
             self.steps = convert(e, self.game, self.data)
@@ -87,6 +84,21 @@ class Bridge:
         shutil.rmtree(self.algorithm.logdir, ignore_errors=True)  # RLlib's own, empty: the run directory is ours
         if sum(p.numel() for p in self._module().parameters()) < SMALL and "OMP_NUM_THREADS" not in os.environ:
             torch.set_num_threads(1)
+
+    def _connect(self) -> None:
+        """To a Ray with room for everybody: RLlib would wait for it, for ever."""
+        e, config = self.experiment, configure(self.experiment, self.game)
+        learners = config.num_learners * (1 + config.num_aggregator_actors_per_learner)
+        if e.runner == "ray" and not self.offline:
+            require(e.resources, e.rollout.workers)
+        else:  # of our own: actors may share cores, and recorded play is read by two of them
+            connect(Resources(cpus=max(os.cpu_count() or 1, e.rollout.workers + learners + 2 * self.offline)))
+        needed = learners + e.rollout.workers * config.num_cpus_per_env_runner
+        if (found := ray.cluster_resources().get("CPU", 0.0)) < needed:
+            raise InputError(
+                f"{e.rollout.workers} environment runners and {learners} learners of {e.name} need {needed:g} CPUs, "
+                f"this Ray has {found:g}: lower rollout.workers or algorithm.num_learners, or add nodes"
+            )
 
     def _module(self) -> Any:
         """The learner's, with the newest weights: the environments' may be older."""
@@ -112,12 +124,8 @@ class Bridge:
         self.steps += int(played.get("num_env_steps_sampled", 0))
         if isinstance(returns := played.get(RETURNS), list):  # else a NaN: no episode ended
             self.episodes.add(list(zip(returns, played[LENGTHS], strict=True)))
-        learned = result.get("learners", {}).get(DEFAULT_MODULE_ID, {})
-        self.updates = (
-            self.updates + self.experiment.iteration if self.offline else int(learned.get("weights_seq_no", 0))
-        )
         row: Row = {"steps": self.steps, "updates": self.updates, **self.episodes.take(), **self.phases.take()}
-        return row | metrics(learned)
+        return row | metrics(result.get("learners", {}).get(DEFAULT_MODULE_ID, {}))
 
     @contextlib.contextmanager
     def _timed(self) -> Iterator[None]:
@@ -130,6 +138,8 @@ class Bridge:
             phase = PHASES.get(key[-1] if isinstance(key, tuple) else key)
             with theirs(key, **options), self.phases(phase) if phase else contextlib.nullcontext():
                 yield
+            if phase == "learn":  # offline the learner is called once for all updates of an iteration
+                self.updates += self.experiment.iteration if self.offline else 1
 
         logger.log_time = log_time
         try:
