@@ -194,7 +194,7 @@ def test_other_algorithms_train_resume_and_play(name, tmp_path):
 def store(tmp_path_factory):
     """CartPole in fragments of 15 steps: most do not end their episode."""
     path = tmp_path_factory.mktemp("data")
-    return path, record(path, "CartPole-v1", balance(np.random.default_rng(0)), 60, 15)
+    return path, record(path, "CartPole-v1", balance(np.random.default_rng(0)), 20, 15)
 
 
 @pytest.mark.parametrize("name", ["BC", "MARWIL"])
@@ -208,7 +208,7 @@ def test_cloned_behaviour_without_its_errors(name, store, tmp_path):
     run = loop.train(e)
     rows = run.rows()
     assert [row["updates"] for row in rows] == [200, 400, 600]
-    assert rows[-1]["steps"] == pytest.approx(60 * mean)
+    assert rows[-1]["steps"] == pytest.approx(20 * mean)
     assert rows[-1]["evaluation/return_mean"] > mean
     obs = np.float32([[0, 0, 0.1, 0], [0, 0, -0.1, 0], [0, 0, 0, 0.5], [0, 0, 0, -0.5]])
     assert run.policy().act(obs)[0].tolist() == [1, 0, 1, 0]
@@ -287,6 +287,29 @@ def test_what_cannot_be_rendered_trains_and_says_why(tmp_path):
     assert not (run.path / "policy.onnx").exists()
     with pytest.raises(InputError, match=r"no policy to play with: .*LSTM.* cannot be rendered"):
         commands.publish_run(run.path, "bot", str(tmp_path / "registry"))
+
+
+def test_nothing_of_it_is_loaded_unless_asked_for():
+    code = "import sys, sparring.training.loop; sys.exit(bool({'ray', 'torch'} & sys.modules.keys()))"
+    assert subprocess.run([sys.executable, "-c", code]).returncode == 0
+
+
+def test_a_missing_extra_is_told(tmp_path):
+    code = "import sys; sys.modules['ray'] = None; from sparring.cli import main; main()"
+    words = [
+        sys.executable,
+        "-c",
+        code,
+        "train",
+        "CartPole-v1",
+        "--algorithm",
+        "rllib/PPO",
+        "--out",
+        str(tmp_path / "r"),
+    ]
+    done = subprocess.run(words, capture_output=True, text=True)
+    assert done.returncode == 2
+    assert "pip install 'sparring[rllib]'" in done.stderr
 
 
 def test_a_signal_ends_it_with_a_checkpoint(tmp_path):

@@ -8,4 +8,7 @@ is, what a run tells and what is published are ours. Nothing here is loaded unle
 - `trainee`: the algorithm behind the training loop's seam, its state as plain arrays
 """
 
+import os
+
+os.environ.setdefault("RAY_BACKEND_LOG_LEVEL", "fatal")  # else it warns of how RLlib starts its own actors
 import sparring.training.cluster  # noqa: F401  # first: it makes settings that Ray reads when it is imported

@@ -3,6 +3,7 @@ or numbers scaled to ±1 where there are bounds). So what RLlib learns means the
 the game has, and recorded play is encoded by the same functions."""
 
 import logging
+import warnings
 from typing import Any
 
 import gymnasium
@@ -23,6 +24,8 @@ __all__ = ["LENGTHS", "RETURNS", "EpisodeNotes", "GameEnv", "game_actions", "row
 RETURNS, LENGTHS = "sparring_returns", "sparring_lengths"
 for _name in ("ray", "ray.rllib", "ray.tune", "ray.data"):  # they warn of their own deprecations
     logging.getLogger(_name).setLevel(logging.ERROR)
+warnings.filterwarnings("ignore", module=r"ray\.")
+warnings.filterwarnings("ignore", message=".*Overriding environment rllib-")
 
 
 def spaces_of(game: Game) -> tuple[gymnasium.Space[Any], gymnasium.Space[Any]]:

@@ -41,6 +41,7 @@ PHASES = {  # RLlib's timers → where our time goes
 }
 LOSSES = {"total_loss": "loss/total", "vf_loss": "loss/value", "qf_loss": "loss/q", "entropy": "policy/entropy"}
 SMALL = 1_000_000  # parameters of a module below which a second thread of PyTorch costs more than it gains
+READERS = 3  # CPUs with which Ray reads recorded play: two that convert, and one that feeds them
 CHUNK = 200  # fragments of recorded play that are converted, shuffled and written together
 
 
@@ -89,11 +90,13 @@ class Bridge:
         """To a Ray with room for everybody: RLlib would wait for it, for ever."""
         e, config = self.experiment, configure(self.experiment, self.game)
         learners = config.num_learners * (1 + config.num_aggregator_actors_per_learner)
+        needed = learners + e.rollout.workers * config.num_cpus_per_env_runner
+        if self.offline:
+            needed = learners + READERS
         if e.runner == "ray" and not self.offline:
             require(e.resources, e.rollout.workers)
-        else:  # of our own: actors may share cores, and recorded play is read by two of them
-            connect(Resources(cpus=max(os.cpu_count() or 1, e.rollout.workers + learners + 2 * self.offline)))
-        needed = learners + e.rollout.workers * config.num_cpus_per_env_runner
+        else:  # of our own: its CPUs are places, which may share cores
+            connect(Resources(cpus=max(os.cpu_count() or 1, READERS + 1, needed)))
         if (found := ray.cluster_resources().get("CPU", 0.0)) < needed:
             raise InputError(
                 f"{e.rollout.workers} environment runners and {learners} learners of {e.name} need {needed:g} CPUs, "
@@ -101,30 +104,37 @@ class Bridge:
             )
 
     def _module(self) -> Any:
-        """The learner's, with the newest weights: the environments' may be older."""
-        state = self.algorithm.learner_group.get_weights()[DEFAULT_MODULE_ID]
-        module = self.algorithm.get_module(DEFAULT_MODULE_ID)
-        if module is None:
-            module = self.algorithm.config.get_rl_module_spec(inference_only=True).build()
-        module.set_state(state)
+        """What acts, with the learner's weights: those of the environment runners may be older."""
+        module = self.algorithm.config.get_rl_module_spec(inference_only=True).build()
+        module.set_state(self.algorithm.learner_group.get_weights()[DEFAULT_MODULE_ID])
         return module
 
     def policy(self) -> Policy:
         if (why := customised(self.algorithm.config)) is not None:
             raise Unrenderable(why)
-        return render(self._module(), self.game)
+        return render(self._module(), self.game, self.exploration)
+
+    @property
+    def exploration(self) -> float:
+        """DQN's ε by now: a number, or [[step, value], …]. Others explore by themselves."""
+        epsilon = getattr(self.algorithm.config, "epsilon", 0.0)
+        if isinstance(epsilon, list | tuple):
+            steps, values = zip(*epsilon, strict=True)
+            return float(np.interp(self.steps, steps, values))
+        return float(epsilon)
 
     def iterate(self) -> Row:
         with self._timed():
             try:
                 result = self.algorithm.train()
-            except ray.exceptions.RayError as error:
+            except (ray.exceptions.RayError, RuntimeError) as error:  # RuntimeError: too many runners failed in a row
                 raise SparringError(f"{self.experiment.name} failed: {error}") from error
         played = result.get("env_runners", {})
         self.steps += int(played.get("num_env_steps_sampled", 0))
         if isinstance(returns := played.get(RETURNS), list):  # else a NaN: no episode ended
             self.episodes.add(list(zip(returns, played[LENGTHS], strict=True)))
         row: Row = {"steps": self.steps, "updates": self.updates, **self.episodes.take(), **self.phases.take()}
+        row["policy/exploration"] = self.exploration
         return row | metrics(result.get("learners", {}).get(DEFAULT_MODULE_ID, {}))
 
     @contextlib.contextmanager
