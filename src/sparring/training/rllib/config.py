@@ -78,6 +78,7 @@ def configure(experiment: Experiment, game: Game, data: str = "recorded-play") -
     config: AlgorithmConfig = algorithm.get_default_config()
     if issubclass(algorithm, CQL):
         config.training(lr=None)  # what it begins with, its own validation refuses
+        config._is_online = False  # as BC and MARWIL say: it would ask for an environment
     _apply_ours(config, experiment, game, data if offline else None)
     _apply_theirs(config, experiment.hyperparameters)
     try:

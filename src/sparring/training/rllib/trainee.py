@@ -61,19 +61,27 @@ class Bridge:
 
     def prepare(self) -> None:
         """Everything that may refuse."""
-        self._build()
+        self._start()
         if self.experiment.evaluation.every:
             try:
                 self.policy()
             except Unrenderable as error:
+                self.close()
                 raise InputError(f"{error}. Without it there is no evaluation: set evaluation.every to 0") from error
 
     def open(self, states: Any = None) -> None:
         pass  # it is: `prepare` or `resume` came before
 
+    def _start(self) -> None:
+        try:
+            self._connect()
+            self._build()
+        except BaseException:
+            self.close()
+            raise
+
     def _build(self) -> None:
         e = self.experiment
-        self._connect()
         if self.offline:
             self.data = Path(tempfile.mkdtemp(prefix="sparring-rllib-"))
             self.steps = convert(e, self.game, self.data)
@@ -165,7 +173,7 @@ class Bridge:
 
     def resume(self, arrays: dict[str, Array], meta: dict[str, Any]) -> None:
         """Here, not in `open`: Ray takes the signals when it starts, and the loop must have them."""
-        self._build()
+        self._start()
         self.algorithm.set_state(unpack(meta["state"], arrays))
         self.steps, self.updates = meta["steps"], meta["updates"]
         self.episodes.count = meta["episodes"]
