@@ -1,6 +1,6 @@
 """Errors meant for people: what was asked, what was found, what to do. The CLI prints them without a stack trace."""
 
-__all__ = ["InputError", "SparringError"]
+__all__ = ["InputError", "SparringError", "Unrenderable"]
 
 
 class SparringError(Exception):
@@ -9,3 +9,7 @@ class SparringError(Exception):
 
 class InputError(SparringError):
     """The user's input is wrong: a game, a config, a file, an option. Exit code 2, HTTP 4xx."""
+
+
+class Unrenderable(InputError):
+    """A network of another library that our policies cannot be: it trains, but is neither evaluated nor published."""

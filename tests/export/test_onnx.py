@@ -53,6 +53,7 @@ ACTIONS: dict[str, tuple[Any, Any, float]] = {
     "gaussian": (Box((3,), low=-1.0, high=2.0), Gaussian(), 0.0),
     "gaussian_unbounded": (Box((2,)), Gaussian(), 0.0),
     "gaussian_half": (Box((3,), low=(0.0, -1e308, -1.0), high=(1e308, 0.5, 1.0)), Gaussian(), 0.0),
+    "gaussian_observed": (Box((2,), low=(-1.0, 0.0), high=(1.0, 9.0)), Gaussian(observed=True), 0.0),
     "gaussian_float64": (Box((2,), "float64", low=(-1.0, 0.0), high=(1.0, 100.0)), Gaussian(), 0.0),
     "squashed": (Box((2,), low=(-2.0, 0.0), high=(2.0, 0.1)), Squashed(), 0.0),
     "squashed_matrix": (Box((2, 3), "float64", low=-0.1, high=0.7), Squashed(), 0.0),

@@ -2,41 +2,17 @@
 
 import numpy as np
 import pytest
+from recorded_play import balance, record
 
 from sparring.errors import InputError
-from sparring.experience.fragment import Columns, new_id, pack
-from sparring.games import catalog
-from sparring.store.sqlite import SqliteStore
 from sparring.training import checkpoint, loop
 from sparring.training.experiment import Checkpoints, Evaluation, Experiment, Stop
 
 
 @pytest.fixture(scope="module")
 def store(tmp_path_factory):
-    """CartPole by someone who pushes towards the side to which the pole falls, and errs one time in five."""
     path = tmp_path_factory.mktemp("data")
-    game, env, rng = catalog.load("CartPole-v1"), catalog.make("CartPole-v1"), np.random.default_rng(0)
-    fragments, returns = [], []
-    for episode in range(40):
-        obs = [env.reset(seed=episode)[0]]
-        action, over = [], False
-        while not over:
-            right = obs[-1][2] + 0.5 * obs[-1][3] > 0
-            action.append(int(right != (rng.random() < 0.2)))
-            seen, _, terminated, truncated, _ = env.step(action[-1])
-            obs.append(seen)
-            over = terminated or truncated
-        columns = Columns(np.array(obs, "<f4"), np.array(action, "<i4"), np.ones(len(action), "<f4"))
-        fragments.append(
-            pack(game, columns, id=new_id(), player="p", episode=str(episode), start=0, time=0.0, terminated=terminated,
-                 truncated=truncated)
-        )  # fmt: skip
-        returns.append(len(action))
-    db = SqliteStore(path / "store.db")
-    db.register(game)
-    db.append(fragments)
-    db.close()
-    return path, float(np.mean(returns))
+    return path, record(path, "CartPole-v1", balance(np.random.default_rng(0)), 40)
 
 
 def experiment(data, out, **changes):

@@ -204,12 +204,9 @@ def check_here(experiments: list[Experiment], gpus: int) -> None:
 
 def create(experiment: Experiment, logs: Path) -> Any:
     from sparring.games import catalog
-    from sparring.training import loop, xla
+    from sparring.training import loop
 
-    xla.use_compilation_cache()
-    algorithm = loop.create_algorithm(experiment, catalog.load(experiment.game))
-    xla.use_threads(algorithm)
-    return loop.create_trainee(experiment, algorithm, logs)
+    return loop.create_trainee(experiment, catalog.load(experiment.game), logs)
 
 
 def measure_here(experiment: Experiment, iterations: int) -> None:

@@ -14,7 +14,18 @@ from onnx import TensorProto, checker, helper, numpy_helper
 
 from sparring.games import Box, Dict, Discrete, MultiDiscrete, Space
 from sparring.games.spec import Array
-from sparring.networks.policy import CLIP, ERFC, FAR, GUMBEL_CLIP, HALF_LOG_2PI, LOG_2, LOG_STD_RANGE, MIN_PROB, Policy
+from sparring.networks.policy import (
+    CLIP,
+    ERFC,
+    FAR,
+    GUMBEL_CLIP,
+    HALF_LOG_2PI,
+    LOG_2,
+    LOG_STD_RANGE,
+    MIN_PROB,
+    OBSERVED_LOG_STD_RANGE,
+    Policy,
+)
 from sparring.networks.spec import Categorical, Conv, Gaussian, Layer, QValues, Squashed, action_size, image_layout
 
 __all__ = ["render"]
@@ -208,10 +219,14 @@ def _discrete(g: Graph, policy: Policy, index: str) -> str:
 def _continuous(g: Graph, policy: Policy, out: str) -> tuple[str, str, str]:
     k, s = policy.noise_size, policy.scaling
     if isinstance(policy.head, Gaussian):
-        log_std = g.constant(policy.params["head.log_std"], "head.log_std")
-        u = g.op("Add", out, g.op("Mul", "noise", g.op("Exp", log_std)))
-        best, chosen = (_clip(g, v, s.unit_low, s.unit_high) for v in (out, u))
-        density = _log_clipped_normal(g, policy, out, log_std, _scale(g, policy, chosen))
+        if policy.head.observed:
+            mean, log_std = _split(g, out, (k, k))
+            log_std = g.op("Clip", log_std, *OBSERVED_LOG_STD_RANGE)
+        else:
+            mean, log_std = out, g.constant(policy.params["head.log_std"], "head.log_std")
+        u = g.op("Add", mean, g.op("Mul", "noise", g.op("Exp", log_std)))
+        best, chosen = (_clip(g, v, s.unit_low, s.unit_high) for v in (mean, u))
+        density = _log_clipped_normal(g, policy, mean, log_std, _scale(g, policy, chosen))
     elif isinstance(policy.head, Squashed):
         mean, log_std = _split(g, out, (k, k))
         log_std = g.op("Clip", log_std, *LOG_STD_RANGE)

@@ -30,10 +30,11 @@ from sparring.networks.spec import (
     scaling,
 )
 
-__all__ = ["CLIP", "LOG_STD_RANGE", "Policy", "features"]
+__all__ = ["CLIP", "LOG_STD_RANGE", "OBSERVED_LOG_STD_RANGE", "Policy", "features"]
 
 CLIP = 10.0  # normalised observations are clipped to ±this
 LOG_STD_RANGE = (-5.0, 2.0)
+OBSERVED_LOG_STD_RANGE = (-20.0, 20.0)  # RLlib's
 HALF_LOG_2PI = 0.5 * math.log(2 * math.pi)
 LOG_2 = math.log(2)
 MIN_PROB = 1e-20  # a random action that ε = 0 never takes still has a finite log-probability
@@ -157,9 +158,10 @@ class Policy:
         s = self.scaling
         mean, log_prob = out[:, : len(s.low)], None
         if isinstance(self.head, Gaussian):
-            u = mean if noise is None else mean + np.exp(self.params["head.log_std"]) * noise
+            log_std = self._log_std(out)
+            u = mean if noise is None else mean + np.exp(log_std) * noise
             game = self._to_game(_clip(u, s.unit_low, s.unit_high))
-            return game, None if noise is None else self._log_prob_gaussian(mean, noise, game)
+            return game, None if noise is None else self._log_prob_gaussian(mean, log_std, noise, game)
         elif isinstance(self.head, Squashed):
             u = mean
             if noise is not None:
@@ -175,10 +177,16 @@ class Policy:
                 unit = _clip(unit + np.float32(self.exploration) * noise, -1, 1)
         return self._to_game(unit), None if log_prob is None else log_prob.astype("<f4")
 
-    def _log_prob_gaussian(self, mean: Array, noise: Array, game: Array) -> Array:
+    def _log_std(self, out: Array) -> Array:
+        """A Gaussian head's: of all observations, or of each."""
+        if "head.log_std" in self.params:
+            return self.params["head.log_std"]
+        return _clip(out[:, len(self.scaling.low) :], *OBSERVED_LOG_STD_RANGE)
+
+    def _log_prob_gaussian(self, mean: Array, log_std: Array, noise: Array, game: Array) -> Array:
         """All that a learner can know of a clipped action is its bound, on which the Gaussian's mass beyond lies.
         Whether it was is asked of the game's action: that is what fragments keep."""
-        s, log_std = self.scaling, self.params["head.log_std"]
+        s = self.scaling
         # The noise itself: (u − mean) / σ loses digits when the deviation is small.
         log_prob = -0.5 * noise**2 - (log_std + np.float32(HALF_LOG_2PI))
         flat = game.reshape(noise.shape)

@@ -63,7 +63,10 @@ class Categorical(msgspec.Struct, frozen=True, tag="categorical", tag_field="hea
 
 
 class Gaussian(msgspec.Struct, frozen=True, tag="gaussian", tag_field="head"):
-    """Mean per observation, one learned log-deviation per action dimension; clipped to the action's bounds (PPO)."""
+    """Mean per observation, one learned log-deviation per action dimension; clipped to the action's bounds (PPO).
+    `observed`: the log-deviation is the network's answer to the observation, too (RLlib's PPO)."""
+
+    observed: bool = False
 
 
 class Squashed(msgspec.Struct, frozen=True, tag="squashed", tag_field="head"):
@@ -156,7 +159,7 @@ def _round_inwards(low: Array, high: Array, dtype: np.dtype[Any]) -> tuple[Array
 
 
 def head_outputs(head: Head, action: Space) -> int:
-    return action_size(action) * (2 if isinstance(head, Squashed) else 1)
+    return action_size(action) * (2 if isinstance(head, Squashed) or head == Gaussian(observed=True) else 1)
 
 
 def param_shapes(game: Game, layers: tuple[Layer, ...], head: Head) -> dict[str, tuple[int, ...]]:
@@ -181,7 +184,7 @@ def param_shapes(game: Game, layers: tuple[Layer, ...], head: Head) -> dict[str,
     shapes["head.b"] = (head_outputs(head, game.action),)
     if isinstance(head, QValues) and head.duelling:
         shapes |= {"head.value.w": (width, 1), "head.value.b": (1,)}
-    if isinstance(head, Gaussian):
+    if head == Gaussian():
         shapes["head.log_std"] = (action_size(game.action),)
     return shapes
 

@@ -96,6 +96,10 @@ class Experiment(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return str(self.algorithm["name"])
 
     @property
+    def is_rllib(self) -> bool:
+        return self.name.startswith("rllib/")
+
+    @property
     def hyperparameters(self) -> dict[str, Any]:
         return {key: value for key, value in self.algorithm.items() if key != "name"}
 

@@ -9,12 +9,12 @@ import time
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from sparring import algorithms
-from sparring.errors import InputError, SparringError
+from sparring.errors import InputError, SparringError, Unrenderable
 from sparring.export import onnx, weights
 from sparring.games import Game, catalog
 from sparring.training import checkpoint
@@ -22,10 +22,13 @@ from sparring.training.evaluate import play, summary
 from sparring.training.experiment import Experiment, check_keys, explain, override, read, write
 from sparring.training.metrics import MetricsFiles, Row
 from sparring.training.offline import Offline
-from sparring.training.run import Run, is_run, new_directory
+from sparring.training.run import NO_POLICY, Run, is_run, new_directory
 from sparring.training.trainee import OffPolicy, OnPolicy, Trainee
 from sparring.training.view import Silent, View
 from sparring.training.xla import use_compilation_cache, use_threads
+
+if TYPE_CHECKING:
+    from sparring.training.rllib.trainee import Bridge
 
 __all__ = ["INTERRUPTED", "Interrupted", "Loop", "begin", "reopen", "resume", "train"]
 
@@ -52,13 +55,10 @@ def resume(path: Path, changes: Iterable[str] = (), view: View | None = None) ->
 
 def begin(experiment: Experiment, view: View | None = None) -> "Loop":
     """A new run that has not played yet."""
-    use_compilation_cache()
     game = catalog.load(experiment.game)
-    algorithm = create_algorithm(experiment, game)
-    use_threads(algorithm)
     path = new_directory(experiment, game.name)
     experiment = msgspec.structs.replace(resolve(experiment), out=str(path))
-    trainee = create_trainee(experiment, algorithm, path / "workers")
+    trainee = create_trainee(experiment, game, path / "workers")
     trainee.prepare()  # before anything is written: it may refuse
     path.mkdir(parents=True, exist_ok=True)
     write(path / "experiment.yaml", experiment)
@@ -73,15 +73,12 @@ def reopen(path: Path, changes: Iterable[str] = (), view: View | None = None) ->
     for change in changes:
         if change.partition("=")[0].split(".")[0].strip() not in CHANGEABLE:
             raise InputError(f"--set {change}: a run that has begun can only change {', '.join(CHANGEABLE)}")
-    use_compilation_cache()
     run = Run(path)
     experiment = read(path / "experiment.yaml")
     if changes:
         experiment = Experiment.parse(override(experiment.to_builtins(), changes))
     game = catalog.load(experiment.game)
-    algorithm = create_algorithm(experiment, game)
-    use_threads(algorithm)
-    trainee = create_trainee(experiment, algorithm, path / "workers")
+    trainee = create_trainee(experiment, game, path / "workers")
     loop = Loop(run, experiment, trainee, view or Silent())
     try:
         if saved := run.checkpoints():
@@ -97,6 +94,8 @@ def reopen(path: Path, changes: Iterable[str] = (), view: View | None = None) ->
 
 
 def create_algorithm(experiment: Experiment, game: Game) -> Any:
+    if experiment.is_rllib:
+        raise InputError(f"{experiment.name} is trained by RLlib: this is for Sparring's own algorithms")
     hyperparameters(experiment)
     return algorithms.create(experiment.name, game, experiment.hyperparameters)
 
@@ -107,8 +106,10 @@ def resolve(experiment: Experiment) -> Experiment:
     return msgspec.structs.replace(experiment, algorithm=algorithm)
 
 
-def hyperparameters(experiment: Experiment) -> msgspec.Struct:
-    """All of the algorithm's, checked, with those that the experiment leaves out."""
+def hyperparameters(experiment: Experiment) -> msgspec.Struct | dict[str, Any]:
+    """All of the algorithm's, checked, with those that the experiment leaves out. RLlib's are checked by its bridge."""
+    if experiment.is_rllib:
+        return experiment.hyperparameters
     algorithms.check_name(experiment.name)
     config: type[msgspec.Struct] = importlib.import_module(f"sparring.algorithms.{experiment.name}").Config
     check_keys(experiment.hyperparameters, config, "algorithm.")
@@ -118,23 +119,33 @@ def hyperparameters(experiment: Experiment) -> msgspec.Struct:
         raise InputError(f"algorithm.{explain(error)}") from error
 
 
-def create_trainee(experiment: Experiment, algorithm: Any, logs: Path) -> Trainee:
+def create_trainee(experiment: Experiment, game: Game, logs: Path) -> "Trainee | Bridge":
+    if experiment.is_rllib:
+        return load_bridge().Bridge(experiment, game)
+    use_compilation_cache()
+    algorithm = create_algorithm(experiment, game)
+    use_threads(algorithm)
     if experiment.source == "store":
         return Offline(experiment, algorithm, logs)
-    if algorithm.game.env is None:
-        raise InputError(
-            f"{algorithm.game.name} is a declared game and cannot be simulated: learn it with `source: store`"
-        )
+    if game.env is None:
+        raise InputError(f"{game.name} is a declared game and cannot be simulated: learn it with `source: store`")
     if experiment.name in OFFLINE:
         raise InputError(f"{algorithm.name} learns from recorded play: use `source: store` and say which `store`")
     return (OnPolicy if algorithm.on_policy else OffPolicy)(experiment, algorithm, logs)
+
+
+def load_bridge() -> Any:
+    try:
+        return importlib.import_module("sparring.training.rllib.trainee")
+    except ImportError as error:
+        raise InputError(f"rllib/… needs RLlib ({error}): pip install 'sparring[rllib]'") from error
 
 
 class Loop:
     """One process's part of a run: from where it stands to where it stops. `run` does it all; whoever wants to decide
     between iterations calls `open`, `step`, `save` and `close`. From here to `close` the run's directory is ours."""
 
-    def __init__(self, run: Run, experiment: Experiment, trainee: Trainee, view: View) -> None:
+    def __init__(self, run: Run, experiment: Experiment, trainee: "Trainee | Bridge", view: View) -> None:
         self.held = ExitStack()
         self.held.enter_context(run.alone())
         self.directory, self.experiment, self.trainee, self.view = run, experiment, trainee, view
@@ -240,15 +251,20 @@ class Loop:
         }
         path = self.directory.path
         checkpoint.save(path / "checkpoints" / f"{self.iteration:08d}", arrays, meta)
-        policy = self.trainee.policy()
+        self.directory.prune(self.experiment.checkpoint.keep)
+        self.saved = self.iteration
+        try:
+            policy = self.trainee.policy()
+        except Unrenderable as error:
+            log.warning("this run has no policy.onnx: %s", error)
+            (path / NO_POLICY).write_text(f"{error}\n")
+            return
         if (why := policy.problem()) is not None:
             raise SparringError(f"learning diverged: {why}. Lower algorithm.lr, or resume from an older checkpoint")
         for name, data in (("policy.onnx", onnx.render(policy)), ("policy.safetensors", weights.save(policy))):
             new = path / f"{name}.new"
             new.write_bytes(data)
             new.replace(path / name)
-        self.directory.prune(self.experiment.checkpoint.keep)
-        self.saved = self.iteration
 
 
 @contextmanager

@@ -1,15 +1,41 @@
 """Learning from what is in a store, without playing: offline algorithms, and off-policy ones on recorded play."""
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from sparring.errors import InputError
+from sparring.experience import Fragment
+from sparring.games import Game
 from sparring.store.sqlite import SqliteStore
 from sparring.training.experiment import Experiment
 from sparring.training.metrics import Row
 from sparring.training.trainee import OffPolicy, States
 
-__all__ = ["Offline"]
+__all__ = ["Offline", "open_store", "recorded_play"]
+
+
+def open_store(experiment: Experiment) -> SqliteStore:
+    assert experiment.store is not None
+    path = Path(experiment.store)
+    path = path / "store.db" if path.is_dir() else path
+    if not path.exists():
+        raise InputError(f"there is no store at {path}: record play with `sparring up` and a client first")
+    return SqliteStore(path, readonly=True)
+
+
+def recorded_play(store: SqliteStore, game: Game, where: str | None) -> Iterator[Fragment]:
+    """Everything of the game, oldest first; InputError where there is none."""
+    schemas = {found.name: found.schema for found in store.games()}
+    if schemas.get(game.name) != game.schema:
+        names = ", ".join(schemas) or "none"
+        raise InputError(f"{where} has no play of {game.name} with these spaces; games: {names}")
+    cursor = 0
+    while (tail := store.tail(game.name, cursor)).fragments:
+        cursor = tail.cursor
+        yield from tail.fragments
+    if not cursor:
+        raise InputError(f"{where} has no play of {game.name} yet")
 
 
 class Offline(OffPolicy):
@@ -27,38 +53,22 @@ class Offline(OffPolicy):
         pass  # nobody plays
 
     def prepare(self) -> None:
-        assert self.experiment.store is not None
-        path = Path(self.experiment.store)
-        path = path / "store.db" if path.is_dir() else path
-        if not path.exists():
-            raise InputError(f"there is no store at {path}: record play with `sparring up` and a client first")
-        store = SqliteStore(path, readonly=True)
+        store = open_store(self.experiment)
         try:
             self._fill(store)
         finally:
             store.close()
 
     def _fill(self, store: SqliteStore) -> None:
-        schemas = {game.name: game.schema for game in store.games()}
-        if schemas.get(self.game.name) != self.game.schema:
-            found = ", ".join(schemas) or "none"
-            raise InputError(
-                f"{self.experiment.store} has no play of {self.game.name} with these spaces; games: {found}"
-            )
-        cursor = 0
-        while (tail := store.tail(self.game.name, cursor)).fragments:
-            cursor = tail.cursor
-            for fragment in tail.fragments:
-                if self.replay.rows + fragment.steps + 1 > self.replay.capacity:
-                    raise InputError(
-                        f"{self.experiment.store} has more play than algorithm.replay = {self.replay.capacity} rows: "
-                        "raise it"
-                    )
-                obs = self.replay.add(fragment.columns(self.game), fragment.terminated)
-                if self.normaliser is not None:
-                    self.normaliser.observe(obs)
-        if not len(self.replay):
-            raise InputError(f"{self.experiment.store} has no play of {self.game.name} yet")
+        for fragment in recorded_play(store, self.game, self.experiment.store):
+            if self.replay.rows + fragment.steps + 1 > self.replay.capacity:
+                raise InputError(
+                    f"{self.experiment.store} has more play than algorithm.replay = {self.replay.capacity} rows: "
+                    "raise it"
+                )
+            obs = self.replay.add(fragment.columns(self.game), fragment.terminated)
+            if self.normaliser is not None:
+                self.normaliser.observe(obs)
         self.steps = len(self.replay)
 
     def iterate(self) -> Row:

@@ -13,9 +13,10 @@ from sparring.networks.policy import Policy
 from sparring.training.experiment import Experiment, read
 from sparring.training.metrics import Row, read_rows
 
-__all__ = ["RUNS", "Run", "alone", "is_run", "list_runs", "new_directory"]
+__all__ = ["NO_POLICY", "RUNS", "Run", "alone", "is_run", "list_runs", "new_directory"]
 
 RUNS = Path("runs")
+NO_POLICY = "no-policy.txt"  # in the place of policy.onnx: why there is none
 CHECKPOINT = re.compile(r"\d{8}(\.old)?")
 
 
@@ -37,6 +38,8 @@ class Run:
         from sparring.export import weights
 
         path = self.path / "policy.safetensors"
+        if (self.path / NO_POLICY).exists():
+            raise InputError(f"{self.path} has no policy to play with: {(self.path / NO_POLICY).read_text().strip()}")
         if not path.exists():
             raise InputError(f"{self.path} has no policy yet: it is written with the first checkpoint")
         return weights.load(path.read_bytes())
@@ -79,7 +82,8 @@ def new_directory(experiment: Experiment, game: str) -> Path:
     """Where a new run goes. Never one that has something in it."""
     if experiment.out is None:
         number = 1
-        while (path := RUNS / f"{game}-{experiment.name}-{number}").exists():
+        name = re.sub(r"[/:]", "-", experiment.name)  # rllib/PPO
+        while (path := RUNS / f"{game}-{name}-{number}").exists():
             number += 1
         return path
     path = Path(experiment.out)
