@@ -143,3 +143,7 @@ class GameInfo(msgspec.Struct, frozen=True):
     steps: int
     latest: int | None
     return_mean: float | None
+
+
+for _kind in (Problem, Uploaded, Act, Actions, ModelInfo, TrainerStatus, Snapshot, GameInfo):
+    msgspec.json.Decoder(_kind)  # now, see games.spec: threads must not be the first

@@ -16,9 +16,11 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import boto3
 import obstore
 import pytest
 import urllib3
+from aws_server import aws_server
 from s3_server import ENVIRONMENT, S3Server
 
 from sparring import aws
@@ -31,7 +33,7 @@ from sparring.networks.spec import Dense, QValues
 from sparring.registry import registry as module
 from sparring.registry.manifest import Manifest
 from sparring.registry.registry import Registry, RegistryError
-from sparring.registry.s3 import Bucket
+from sparring.registry.s3 import BLOCK, Bucket
 from sparring.store.memory import MemoryStore
 
 pytestmark = pytest.mark.real
@@ -142,6 +144,21 @@ def test_what_readers_are_told(bucket: Bucket, address: str, policy: Policy) -> 
         assert stranger("GET", f"{bucket.public_url}/{MODEL}/{name}", headers=etag).status == 304
 
 
+def test_init_switches_off_the_block_of_public_policies_and_says_so() -> None:
+    """As AWS sets it on every new bucket. The S3 server has no such thing; the AWS API server has."""
+    with aws_server() as url:
+        bucket = Bucket.parse(f"s3://new-bucket/bots?region=eu-west-1&endpoint={url}")
+        assert next(iter(bucket.init(public=False))) == "created the bucket new-bucket in eu-west-1"
+        client = boto3.client("s3", endpoint_url=url, region_name="eu-west-1")
+        every = dict.fromkeys(BLOCK, True)
+        client.put_public_access_block(Bucket="new-bucket", PublicAccessBlockConfiguration=every)
+        said = " ".join(bucket.init(public=True))
+        assert "switched off BlockPublicPolicy and RestrictPublicBuckets" in said
+        found = client.get_public_access_block(Bucket="new-bucket")["PublicAccessBlockConfiguration"]
+        assert found == BLOCK
+        assert "switched off" not in " ".join(bucket.init(public=True))  # it is off
+
+
 def test_init_does_not_publish_what_it_did_not_write(server: S3Server) -> None:
     address = server.address("with-other-things", "")
     bucket = Bucket.parse(address)
@@ -188,11 +205,17 @@ def test_wrong_input_is_told_at_once(
     for old, new in change.items():
         address = address.replace(old, new)
     home = {"HOME": str(tmp_path), "AWS_CONFIG_FILE": "/nowhere", "AWS_SHARED_CREDENTIALS_FILE": "/nowhere"}
-    for words in (("up", "--port", "0", "--data", str(tmp_path / "data")), ("eval", "CartPole-v1")):
-        done = sparring(*words, "--registry", address, **home, **environment)
-        assert done.returncode == 2, done.stderr
-        assert reason in done.stderr
-        assert "Traceback" not in done.stderr
+    words = ("up", "--port", "0", "--data", str(tmp_path / "data"))
+    done = sparring(*words, "--registry", address, **home, **environment)
+    assert done.returncode == 2, done.stderr
+    assert reason in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_commands_about_models_look_first(server: S3Server) -> None:
+    done = sparring("eval", "CartPole-v1", "--registry", server.address("missing-bucket"))
+    assert done.returncode == 2
+    assert "there is no bucket missing-bucket" in done.stderr
 
 
 # Publishing

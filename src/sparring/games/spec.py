@@ -252,3 +252,7 @@ class Game(msgspec.Struct, frozen=True, dict=True, forbid_unknown_fields=True):
 
     def to_json(self) -> bytes:
         return msgspec.json.format(msgspec.json.encode(self))
+
+
+# Made while there is one thread: msgspec crashes the process when several threads are the first to decode a type.
+msgspec.json.Decoder(Game)
