@@ -103,7 +103,7 @@ def run(sweep: Sweep, root: Path, journal: Journal, watcher: Watcher) -> bool:
     for trial in journal.left():
         if trial.state == "running":  # it began while the others ended
             trial.state = "unfinished"
-    return not journal.left()
+    return not journal.left() and len(journal.trials) >= sweep.total  # a search makes them up as it goes
 
 
 def _waiting(sweep: Sweep, root: Path, journal: Journal) -> list[dict[str, Any]]:
