@@ -178,18 +178,18 @@ def test_asha_stops_the_hopeless_of_eight(address, root):
 
 
 def test_a_grid_is_gone_through_and_a_failure_stays_alone(address, root, capsys):
-    """A replay window smaller than a block of play is refused by the trial; one has a rollout worker of its own."""
+    """A replay window smaller than a block of play is refused by the trial. They have rollout workers of their own."""
     from rich.console import Console
 
     from sparring.training.sweep.view import Progress
 
     out = root / "grid"
-    changes = {"algorithm__replay": "{grid: [20, 5000]}", "rollout__workers": "{grid: [0, 1]}"}
+    changes = {"algorithm__replay": "{grid: [20, 5000]}", "seed": "{grid: [1, 2]}", "rollout__workers": 1}
     plan, _ = sweeping.begin(write(out, **changes, stop="{iterations: 1}"), out=out)
     trials, complete = sweeping.carry_out(plan, out, lambda: Progress(Console(), plan).show("a sweep"))
     assert complete
-    states = {(t.values["algorithm.replay"], t.values["rollout.workers"]): t.state for t in trials}
-    assert states == {(20, 0): "failed", (20, 1): "failed", (5000, 0): "done", (5000, 1): "done"}
+    states = {(t.values["algorithm.replay"], t.values["seed"]): t.state for t in trials}
+    assert states == {(20, 1): "failed", (20, 2): "failed", (5000, 1): "done", (5000, 2): "done"}
     said = capsys.readouterr().out
     assert said.count("trial 000 failed") == 1
     assert "algorithm.replay is 20 rows, one block of play has 36" in said
@@ -376,6 +376,7 @@ def test_interrupted_killed_and_resumed(token, tmp_path):
     assert {trial.state for trial in trials} <= {"done", "stopped"}
     assert kept
     assert {name: rows()[name] for name in kept} == kept  # what had ended was not made again
+    assert all(trial.iterations == 40 for trial in trials if trial.state == "done")
     for trial in trials:
         found = [json.loads(line)["iteration"] for line in rows()[f"{trial.number:03d}"].splitlines()]
         assert found == list(range(1, trial.iterations + 1))

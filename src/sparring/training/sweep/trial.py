@@ -2,6 +2,7 @@
 
 import difflib
 import logging
+import math
 import os
 import traceback
 from pathlib import Path
@@ -85,8 +86,10 @@ class Trial(tune.Trainable):  # type: ignore[misc]  # Ray ships no types
         opened = self.loop is None
         if opened:
             self._open()
-        row = self.loop.step()
-        told = {key: row[key] for key in ("iteration", "steps", "time/total_s", self.metric) if key in row}
+        # One that had come to its end when the sweep was killed has nothing left to do but to say so.
+        row = self.loop.directory.rows()[-1] if self.loop.done() else self.loop.step()
+        keys = ("iteration", "steps", "time/total_s", self.metric)
+        told = {key: row[key] for key in keys if math.isfinite(row.get(key, math.nan))}
         if opened and self.source is not None:
             told["copied"] = self.source
         if self.loop.done():
@@ -109,7 +112,7 @@ class Trial(tune.Trainable):  # type: ignore[misc]  # Ray ships no types
         sweep = Sweep.parse(task.sweep)
         assert sweep.tune.metric is not None
         self.metric = sweep.tune.metric
-        path = Path(task.root) / "trials" / self.trial_name
+        path = Path(task.root) / "trials" / self.trial_name  # as `journal.directory`
         self.home = Home(path, task.node)
         work = self.home.work
         experiment = sweep.experiment(self.values)

@@ -100,7 +100,10 @@ def run(sweep: Sweep, root: Path, journal: Journal, watcher: Watcher) -> bool:
                 verbose=0,
             ),
         ).fit()
-    return not asked.is_set() or not journal.left()
+    for trial in journal.left():
+        if trial.state == "running":  # it began while the others ended
+            trial.state = "unfinished"
+    return not journal.left() and len(journal.trials) >= sweep.total  # a search makes them up as it goes
 
 
 def _waiting(sweep: Sweep, root: Path, journal: Journal) -> list[dict[str, Any]]:
