@@ -280,6 +280,13 @@ def test_recorded_play_is_read_as_it_was_played():
         ({"name": "BC", "source": "store", "store": "nowhere"}, "there is no store at nowhere"),
         ({"rollout": Rollout(workers=1, overlap=True)}, r"rollout\.overlap is not RLlib's"),
         (
+            {
+                "keys": {"env_to_module_connector": "ray.rllib.connectors.env_to_module:MeanStdFilter"},
+                "evaluation": Evaluation(every=1),
+            },
+            r"changes what the module sees .* set evaluation\.every to 0",
+        ),
+        (
             {"keys": {"model_config": {"use_lstm": True}}, "evaluation": Evaluation(every=1)},
             r"LSTM.* cannot be rendered .* set evaluation\.every to 0",
         ),
