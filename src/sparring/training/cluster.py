@@ -251,25 +251,36 @@ class RayPool:
     def _spawn(self, states: dict[int, dict[str, Array] | None]) -> None:
         """Hosts for these workers, where there is room; all are there and speak our version, or an error says why."""
         until = time.monotonic() + STARTING
-        while (shares := divide(states, self.resources)) is None:
-            if time.monotonic() > until:  # others have it, or a node was lost
-                raise SparringError(f"there was no room for {len(states)} rollout workers {_within()}")
-            time.sleep(0.2)
-        new = [self._host(node, numbers, [states[n] for n in numbers]) for node, numbers in shares.items()]
-        self.hosts += new
-        asked = {host.actor.where.remote(): host for host in new}
-        _, missing = ray.wait(list(asked), num_returns=len(asked), timeout=STARTING)
-        if missing:
-            raise SparringError(f"{len(missing)} of {len(asked)} hosts of rollout workers did not start {_within()}")
-        for ref, host in asked.items():
-            try:
-                version, host.pid = ray.get(ref)
-            except ray.exceptions.RayError as error:
-                raise SparringError(f"rollout workers could not start on node {host.node}: {cause(error)}") from error
-            if version != sparring.__version__:
-                raise InputError(
-                    f"node {host.node} has Sparring {version}, this one {sparring.__version__}: install the same"
-                )
+        while states:
+            if (shares := divide(states, self.resources)) is None:
+                if time.monotonic() > until:  # others have it, or a node was lost
+                    raise SparringError(f"there was no room for {len(states)} rollout workers {_within()}")
+                time.sleep(0.2)
+                continue
+            new = [self._host(node, numbers, [states[n] for n in numbers]) for node, numbers in shares.items()]
+            asked = {host.actor.where.remote(): host for host in new}
+            _, missing = ray.wait(list(asked), num_returns=len(asked), timeout=STARTING)
+            if missing:
+                raise SparringError(f"{len(missing)} of {len(asked)} hosts of workers did not start {_within()}")
+            for ref, host in asked.items():
+                if self._is_there(host, ref):
+                    self.hosts.append(host)
+                    states = {number: state for number, state in states.items() if number not in host.numbers}
+
+    def _is_there(self, host: _Hosted, ref: Any) -> bool:
+        """False: its node is lost, which Ray did not know yet. It takes a while to notice."""
+        try:
+            version, host.pid = ray.get(ref)
+        except ray.exceptions.RayError as error:
+            alive = any(node["NodeID"] == host.node and node["Alive"] for node in ray.nodes())
+            if not alive or isinstance(error, ray.exceptions.ActorUnavailableError):
+                return False
+            raise SparringError(f"rollout workers could not start on node {host.node}: {cause(error)}") from error
+        if version != sparring.__version__:
+            raise InputError(
+                f"node {host.node} has Sparring {version}, this one {sparring.__version__}: install the same"
+            )
+        return True
 
     def _host(self, node: str, numbers: list[int], states: list[dict[str, Array] | None]) -> _Hosted:
         gpus = self.resources.actor_gpus * len(numbers)
