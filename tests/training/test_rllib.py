@@ -264,7 +264,7 @@ def test_recorded_play_is_read_as_it_was_played():
     ("changes", "message"),
     [
         ({"name": "PPOO"}, "no algorithm 'PPOO': did you mean rllib/PPO"),
-        ({"name": "A3C"}, "there are APPO, BC, CQL"),
+        ({"name": "A3C"}, "There are APPO, BC, CQL"),
         ({"name": "os:path"}, "not a subclass of RLlib's Algorithm"),
         ({"keys": {"minibatch": 3}}, r"unknown key algorithm\.minibatch: did you mean algorithm\.minibatch_size"),
         ({"keys": {"lr": "fast"}}, r"algorithm\.lr: expected float .*, got 'fast'"),
@@ -288,7 +288,7 @@ def test_recorded_play_is_read_as_it_was_played():
         ),
         (
             {"keys": {"model_config": {"use_lstm": True}}, "evaluation": Evaluation(every=1)},
-            r"LSTM.* cannot be rendered .* set evaluation\.every to 0",
+            r"cannot be rendered .*use_lstm.* set evaluation\.every to 0",
         ),
     ],
 )
@@ -304,7 +304,7 @@ def test_what_cannot_be_rendered_trains_and_says_why(tmp_path):
     run = loop.train(experiment(tmp_path / "run", "PPO", keys=keys | {"model_config": {"use_lstm": True}}))
     assert run.rows()[-1]["iteration"] == 1
     assert not (run.path / "policy.onnx").exists()
-    with pytest.raises(InputError, match=r"no policy to play with: .*LSTM.* cannot be rendered"):
+    with pytest.raises(InputError, match=r"no policy to play with: .* cannot be rendered .*use_lstm"):
         commands.publish_run(run.path, "bot", str(tmp_path / "registry"))
 
 

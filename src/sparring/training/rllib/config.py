@@ -97,8 +97,11 @@ def algorithm_class(name: str) -> type[Algorithm]:
         return found
     if word not in registry.ALGORITHMS:
         near = difflib.get_close_matches(word.upper(), registry.ALGORITHMS, 1)
-        hint = f"did you mean {PREFIX}{near[0]}?" if near else f"there are {', '.join(registry.ALGORITHMS)}"
-        raise InputError(f"RLlib has no algorithm {word!r}: {hint} (or {PREFIX}module:Class for one of your own)")
+        hint = f"did you mean {PREFIX}{near[0]}? " if near else ""
+        raise InputError(
+            f"RLlib has no algorithm {word!r}: {hint}There are {', '.join(registry.ALGORITHMS)}, "
+            f"and {PREFIX}module:Class for one of your own"
+        )
     found, _ = registry.ALGORITHMS[word]()
     return found
 
@@ -190,6 +193,7 @@ def _apply_theirs(config: AlgorithmConfig, keys: dict[str, Any]) -> None:
             raise InputError(f"{path}: expected {describe(hint)}, got {value!r}")
         if key == "model_config" and "rl_module_spec" not in keys:
             _check_model(value)
+            value = {"max_seq_len": DefaultModelConfig.max_seq_len, **value}  # RLlib's, which an LSTM misses otherwise
         getattr(config, section)(**{key: value})
 
 

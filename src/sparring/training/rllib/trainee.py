@@ -135,7 +135,7 @@ class Bridge:
         with self._timed():
             try:
                 result = self.algorithm.train()
-            except (ray.exceptions.RayError, RuntimeError) as error:  # RuntimeError: too many runners failed in a row
+            except (ray.exceptions.RayError, RuntimeError, ValueError) as error:  # too many runners failed in a row, …
                 raise SparringError(f"{self.experiment.name} failed: {error}") from error
         played = result.get("env_runners", {})
         self.steps += int(played.get("num_env_steps_sampled", 0))
