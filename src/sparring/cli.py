@@ -410,7 +410,11 @@ app.add_typer(
     epilog=_examples("sparring registry init 's3://my-bucket/bots?region=eu-west-1' --public"),
 )
 app.add_typer(nodes.app, name="cluster", epilog=_examples("sparring cluster up --head", "sparring cluster status"))
-app.add_typer(bench.app, name="bench")
+app.add_typer(
+    bench.app,
+    name="bench",
+    epilog=_examples("sparring bench scaling experiments/humanoidbullet-ppo.yaml --workers 1,2,4"),
+)
 
 
 def main() -> None:
