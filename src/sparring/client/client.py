@@ -66,6 +66,8 @@ class Player(Recorder):
 class Client:
     """`game`: the name of a game that the server knows, or a Game (or the path of its JSON) to register there.
 
+    url             a gateway's, or a stream's: kinesis://NAME?region=…
+    models          with a stream: a gateway's address, for bots; a stream has none
     directory       where unsent play and downloaded bots are kept; $SPARRING_CLIENT_DIR or ~/.sparring/client if none
     fragment_steps  steps per uploaded fragment at most; an episode's end always ends one
     max_age         seconds after which steps are sent although the fragment is not full
@@ -81,6 +83,7 @@ class Client:
         game: Game | str | Path,
         player: str,
         *,
+        models: str | None = None,
         directory: str | Path | None = None,
         fragment_steps: int = 100,
         max_age: float = 2.0,
@@ -89,7 +92,7 @@ class Client:
         queue_bytes: int = 64 << 20,
         spool_bytes: int = 256 << 20,
     ) -> None:
-        self._server = Server(url, timeout)
+        self._server = _connect(url, timeout, models)
         self._notices = Notices()
         self._fragment_steps, self._max_age, self._refresh = fragment_steps, max_age, refresh
         root = Path(directory or os.environ.get("SPARRING_CLIENT_DIR") or Path.home() / ".sparring" / "client")
@@ -102,6 +105,7 @@ class Client:
             self.game, registered = declared, self._register(declared)
         else:
             self.game, registered = self._look_up(name), True
+        self._server.game = self.game
         self._models = Models(self._server, self.game, self.directory / "bots", self._notices)
         self._lock = threading.Lock()
         self._newest: dict[str, Newest] = {}
@@ -249,6 +253,16 @@ class Client:
         except OSError as error:
             self._notices.warn(f"cannot write {kept} ({error}): without a server the game {name!r} will be unknown")
         return game
+
+
+def _connect(url: str, timeout: float, models: str | None) -> Server:
+    if url.startswith("kinesis:"):
+        from sparring.stream.client import StreamServer  # most clients never need it
+
+        return StreamServer(url, timeout, models)
+    if models is not None:
+        raise InputError(f"models={models!r} is for clients of a stream: {url} has bots itself")
+    return Server(url, timeout)
 
 
 def _declared(game: Game | str | Path) -> Game | None:
