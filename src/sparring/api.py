@@ -106,6 +106,14 @@ class StreamStatus(msgspec.Struct, frozen=True):
     lag: float = 0.0  # seconds behind the stream's writers; 0: caught up
     updated: float = 0.0
 
+    def behind(self, now: float) -> float:
+        """The lag at a later moment: a job that says nothing any more falls behind with the clock."""
+        silent = now - self.updated
+        return self.lag + (silent if silent > SILENCE else 0.0)
+
+
+SILENCE = 15.0  # seconds; a job says something every few
+
 
 class CurvePoint(msgspec.Struct, frozen=True, array_like=True):
     """A bin of finished episodes, for the return curve."""

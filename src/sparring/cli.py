@@ -18,6 +18,7 @@ except ImportError:
     sys.exit("The command line needs typer and rich: pip install 'sparring[play]' (or 'sparring[platform]')")
 
 from sparring import __version__
+from sparring.stream import commands as streams
 from sparring.training import commands, nodes
 
 __all__ = ["app", "main"]
@@ -63,7 +64,13 @@ def demo(
     demo(game, algorithm=algorithm, players=players, target=target, data=data, port=port, limit=limit, stay=stay)
 
 
-@app.command(epilog=_examples("sparring up", "sparring up --data /srv/sparring --host 0.0.0.0 --port 80"))
+@app.command(
+    epilog=_examples(
+        "sparring up",
+        "sparring up --data /srv/sparring --host 0.0.0.0 --port 80",
+        "sparring up --stream 'kinesis://play?region=eu-central-1'",
+    )
+)
 def up(
     data: DataOption = Path(".sparring"),
     host: Annotated[
@@ -73,6 +80,10 @@ def up(
     algorithm: AlgorithmOption = None,
     publish_every: Annotated[float, typer.Option(min=0.1, help="Seconds between versions.")] = 10.0,
     train: Annotated[bool, typer.Option(help="Run the trainer.")] = True,
+    stream: Annotated[
+        str | None, typer.Option(help="Uploads go over this stream: kinesis://NAME?region=REGION; see docs/stream.md.")
+    ] = None,
+    ingest: Annotated[bool, typer.Option(help="With --stream: run the job that brings it into the store.")] = True,
     print_address: Annotated[
         bool, typer.Option("--print-address", help="Print only the address, for scripts.")
     ] = False,
@@ -97,7 +108,9 @@ def up(
         )
         console.print(f"Play against it: [bold]sparring play CartPole-v1 --server {url} --players 4[/]")
 
-    platform.up(data, host, port, settings=settings, ready=ready)
+    if stream is not None and ingest:
+        streams.require_spark()
+    platform.up(data, host, port, settings=settings, ready=ready, stream=stream, ingest=ingest)
     if not print_address:
         Console().print("Stopped.")
 
@@ -383,6 +396,15 @@ app.command(epilog=_examples("sparring record runs/001 out.mp4"))(commands.recor
 app.command(epilog=_examples("sparring plot runs/001 runs/002 --out figure.png"))(commands.plot)
 app.command(epilog=_examples("sparring publish runs/001"))(commands.publish)
 app.command(epilog=_examples("sparring runs"))(commands.runs)
+app.command(
+    epilog=_examples(
+        "sparring ingest --stream 'kinesis://play?region=eu-central-1' --store cassandra://10.0.0.7/sparring",
+        "sparring ingest --stream 'kinesis://play?region=eu-central-1' --master spark://10.0.0.8:7077",
+    )
+)(streams.ingest)
+app.add_typer(
+    streams.app, name="stream", epilog=_examples("sparring stream create 'kinesis://play?region=eu-central-1'")
+)
 app.add_typer(nodes.app, name="cluster", epilog=_examples("sparring cluster up --head", "sparring cluster status"))
 
 

@@ -15,12 +15,16 @@ import msgspec
 from sparring.errors import InputError
 from sparring.gateway.app import create_app, serve
 from sparring.registry.registry import Registry
-from sparring.store.sqlite import SqliteStore
+from sparring.store.open import open_store
+from sparring.store.protocol import Store
+from sparring.stream.kinesis import Kinesis, default_directory
+from sparring.stream.producer import Producer
+from sparring.stream.store import StreamedStore
 
 __all__ = ["up"]
 
-STOP_TIMEOUT = 30.0  # seconds that the trainer gets for its last checkpoint
-RESTART_AFTER = 5.0  # seconds before a trainer that died is started again
+STOP_TIMEOUT = 30.0  # seconds that the trainer gets for its last checkpoint, and a batch to end
+RESTART_AFTER = 5.0  # seconds before a child that died is started again
 
 
 def up(
@@ -30,21 +34,35 @@ def up(
     *,
     settings: bytes | None = b"{}",
     ready: Callable[[str], None] | None = None,
+    stream: str | None = None,
+    ingest: bool = True,
 ) -> None:
     """Runs until SIGINT or SIGTERM, then stops cleanly; the next `up` on the same directory goes on. `settings`: the
-    trainer's, as JSON; none: no trainer."""
+    trainer's, as JSON; none: no trainer. With a `stream` uploads go over it; `ingest`: a job of ours brings them on."""
     with _locked(data), contextlib.ExitStack() as stack:
-        store = SqliteStore(data / "store.db")
+        address = str(data / "store.db")
+        store = open_store(address)
+        status = None
+        if stream is not None:
+            store, status = _streamed(store, stream), default_directory(data, stream, address) / "status.json"
         stack.callback(store.close)
-        app = create_app(store, Registry(data / "registry"), data / "trainer")
+        app = create_app(store, Registry(data / "registry"), data / "trainer", stream_status=status)
 
         def started(url: str) -> None:
             if settings is not None:  # only now: a port in use must not cost a trainer's start
                 stack.enter_context(_trainer(data, settings))
+            if stream is not None and ingest:
+                stack.enter_context(_ingest(data, stream, address))
             if ready is not None:
                 ready(url)
 
         serve(app, host, port, started)
+
+
+def _streamed(store: Store, address: str) -> Store:
+    stream = Kinesis(address)
+    stream.summary()  # a wrong address or missing credentials are told now, not with the first upload
+    return StreamedStore(store, Producer(stream))
 
 
 @contextlib.contextmanager
@@ -68,15 +86,30 @@ def _locked(data: Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _trainer(data: Path, settings: bytes) -> Iterator[None]:
-    """Keeps a trainer running. It writes to DIR/trainer.log and goes when we go, also when we are killed."""
     command = [sys.executable, "-m", "sparring.training.live", "--data", str(data), "--parent", str(os.getpid())]
     command += ["--settings", msgspec.json.encode(msgspec.json.decode(settings)).decode()]
-    stopping = threading.Event()
     # Gateway, players and learner share the cores: a small network gains nothing from more threads than one.
-    env = {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": "--xla_cpu_multi_thread_eigen=false"} | os.environ
+    env = {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": "--xla_cpu_multi_thread_eigen=false"}
+    with _kept(command, data / "trainer.log", env | os.environ):
+        yield
+
+
+@contextlib.contextmanager
+def _ingest(data: Path, stream: str, store: str) -> Iterator[None]:
+    directory = default_directory(data, stream, store)
+    command = [sys.executable, "-m", "sparring.stream.ingest", "--stream", stream, "--store", store]
+    command += ["--directory", str(directory), "--master", "local[2]", "--parent", str(os.getpid())]
+    with _kept(command, data / "ingest.log", dict(os.environ)):
+        yield
+
+
+@contextlib.contextmanager
+def _kept(command: list[str], log: Path, env: dict[str, str]) -> Iterator[None]:
+    """Keeps a child running. It writes to `log` and goes when we go, also when we are killed."""
+    stopping = threading.Event()
 
     def keep() -> None:
-        with (data / "trainer.log").open("ab") as output:
+        with log.open("ab") as output:
             while not stopping.is_set():
                 with subprocess.Popen(
                     command, stdout=output, stderr=output, stdin=subprocess.DEVNULL, start_new_session=True, env=env
@@ -88,7 +121,7 @@ def _trainer(data: Path, settings: bytes) -> Iterator[None]:
                         _wait(child)
                 stopping.wait(RESTART_AFTER)
 
-    thread = threading.Thread(target=keep, name="trainer-keeper")
+    thread = threading.Thread(target=keep, name=f"{log.stem}-keeper")
     thread.start()
     try:
         yield

@@ -8,7 +8,6 @@ batch is over when all of it is in the store; killed anywhere, it is done again.
 import argparse
 import contextlib
 import functools
-import hashlib
 import logging
 import os
 import re
@@ -63,6 +62,7 @@ class Options(msgspec.Struct, frozen=True):
     batch_bytes: int = 32 << 20  # per shard
     conf: dict[str, str] = {}
     once: bool = False  # ends when it has caught up
+    parent: int | None = None  # ends when this process is gone
 
 
 class Result(msgspec.Struct):
@@ -302,6 +302,8 @@ def _watch(job: _Job, query: StreamingQuery) -> None:
         if not query.isActive:
             query.awaitTermination()  # raises
         job.stopping.wait(0.2)
+        if job.options.parent is not None and os.getppid() != job.options.parent:
+            job.stopping.set()
         if time.monotonic() - beat > HEARTBEAT:
             beat = time.monotonic()
             job.say()
@@ -368,11 +370,6 @@ def _signals(stopping: threading.Event) -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def default_directory(data: Path, stream: str, store: str) -> Path:
-    """A place of its own for each pair: the checkpoint of another stream or store would skip records."""
-    return data / "ingest" / f"{Kinesis(stream).stream}-{hashlib.sha256(f'{stream} {store}'.encode()).hexdigest()[:8]}"
-
-
 def main(arguments: Sequence[str] | None = None) -> None:
     """For spark-submit; `sparring ingest` is the same."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
@@ -382,6 +379,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--master", help="default: spark-submit's")
     parser.add_argument("--every", type=float, default=1.0, help="seconds between looks at the stream")
     parser.add_argument("--once", action="store_true", help="end when it has caught up")
+    parser.add_argument("--parent", type=int, help="end when this process, which started us, is gone")
     given = vars(parser.parse_args(arguments))
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     try:

@@ -3,11 +3,13 @@
 What comes back is an answer, InputError (the request is wrong, and would be again), or StreamBusy (try again).
 """
 
+import hashlib
 import itertools
 import os
 import random
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, TypeVar
 from urllib.parse import parse_qsl, urlsplit
 
@@ -29,6 +31,7 @@ __all__ = [
     "StreamBusy",
     "Summary",
     "TooLargeRequest",
+    "default_directory",
 ]
 
 T = TypeVar("T")
@@ -50,6 +53,11 @@ CLOCK = ("InvalidSignatureException", "SignatureDoesNotMatch", "RequestExpired",
 SKEW = 60.0  # seconds of difference from which on a refused signature is put down to our clock
 FIRST_DELAY, MAX_DELAY = 0.1, 5.0
 PATIENCE = 60.0  # seconds of tries
+
+
+def default_directory(data: Path, stream: str, store: str) -> Path:
+    """A place of its own for each pair: the checkpoint of another stream or store would skip records."""
+    return data / "ingest" / f"{urlsplit(stream).netloc}-{hashlib.sha256(f'{stream} {store}'.encode()).hexdigest()[:8]}"
 
 
 class StreamBusy(StoreBusy):
