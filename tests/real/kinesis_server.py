@@ -1,6 +1,7 @@
 """A real server of the Kinesis API for tests, streams on it, and a proxy that makes it as moody as the real service."""
 
 import contextlib
+import email.utils
 import http.server
 import json
 import random
@@ -16,6 +17,7 @@ from typing import Any
 
 from sparring.stream.kinesis import Kinesis, Record
 
+CLOCK = time.time  # the server's: a test may set back the client's
 ROOT = Path(__file__).parent.parent.parent
 
 
@@ -101,6 +103,9 @@ class Proxy:
                 self.send_header("content-length", str(len(answer[1])))
                 self.end_headers()
                 self.wfile.write(answer[1])
+
+            def date_time_string(self, timestamp: float | None = None) -> str:
+                return email.utils.formatdate(CLOCK(), usegmt=True)
 
             def log_message(self, *_: Any) -> None:
                 pass

@@ -85,10 +85,10 @@ def ingest(
 
     def told(batch: Batch) -> None:
         lag = f"{number(batch.lag, 's')} behind" if batch.lag else "caught up"
+        rate = number(batch.steps / max(batch.seconds, 1e-3))
         console.print(
-            f"batch {batch.batch}: {number(batch.records)} records, {number(batch.bytes, 'B')}, {number(batch.steps)} steps"
-            f" ({number(batch.steps / max(batch.seconds, 1e-3))}/s), {batch.duplicates} duplicates,"
-            f" {batch.rejected} rejected; {lag}",
+            f"batch {batch.batch}: {number(batch.records)} records, {number(batch.bytes, 'B')}, {number(batch.steps)}"
+            f" steps ({rate}/s), {batch.duplicates} duplicates, {batch.rejected} rejected; {lag}",
             highlight=False,
         )
 
