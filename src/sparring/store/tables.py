@@ -8,6 +8,7 @@ one lookup, so `sample` is uniform over steps without a scan.
 import errno
 import os
 import sqlite3
+import threading
 import time
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
@@ -168,10 +169,19 @@ def open_reader(path: Path) -> sqlite3.Connection:
     return db
 
 
+_looked_at: set[Path] = set()
+_looking = threading.Lock()
+
+
 def connect(path: Path, mode: str = "rw") -> sqlite3.Connection:
-    if path.is_file() and _beginning(path) not in (b"", MAGIC):
-        raise _no_store(path)
-    uri = f"{path.absolute().as_uri()}?mode={mode}"
+    path = path.absolute()
+    with _looking:
+        # Once per process, before it has a connection: POSIX drops all locks of a process on a file when it closes the
+        # file anywhere, and SQLite's among them. Another process that closed the store then deleted the log under us.
+        if path not in _looked_at and path.is_file() and _beginning(path) not in (b"", MAGIC):
+            raise _no_store(path)
+        _looked_at.add(path)
+    uri = f"{path.as_uri()}?mode={mode}"
     return sqlite3.connect(uri, uri=True, timeout=PATIENCE, isolation_level=None, check_same_thread=False)
 
 
