@@ -15,7 +15,7 @@ import msgspec
 from sparring.errors import InputError
 from sparring.gateway.app import create_app, serve
 from sparring.registry.registry import Registry
-from sparring.store.open import open_store
+from sparring.store import open_store
 from sparring.store.protocol import Store
 from sparring.stream.kinesis import Kinesis, default_directory
 from sparring.stream.producer import Producer

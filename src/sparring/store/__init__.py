@@ -3,6 +3,9 @@
 Implementations are imported from their modules: clients import the seam's messages and need no database for it.
 """
 
+from pathlib import Path
+
+from sparring.errors import InputError
 from sparring.store.protocol import (
     Episode,
     Outcome,
@@ -15,4 +18,25 @@ from sparring.store.protocol import (
     VersionStats,
 )
 
-__all__ = ["Episode", "Outcome", "PlayerStats", "Stats", "Store", "StoreBusy", "StoreFull", "Tail", "VersionStats"]
+__all__ = [
+    "Episode",
+    "Outcome",
+    "PlayerStats",
+    "Stats",
+    "Store",
+    "StoreBusy",
+    "StoreFull",
+    "Tail",
+    "VersionStats",
+    "open_store",
+]
+
+
+def open_store(address: str, *, readonly: bool = False) -> Store:
+    """The store at an address: a file, or a data directory with a store.db."""
+    if "://" in address:
+        raise InputError(f"there is no store of the kind {address.partition('://')[0]!r}: use a path")
+    from sparring.store.sqlite import SqliteStore
+
+    path = Path(address)
+    return SqliteStore(path / "store.db" if path.is_dir() else path, readonly=readonly)

@@ -25,6 +25,7 @@ from typing import Any
 
 import msgspec
 import pyarrow as pa
+from py4j.protocol import Py4JError
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
@@ -34,7 +35,7 @@ from sparring.client.spool import write_whole
 from sparring.errors import InputError, SparringError
 from sparring.experience import Fragment, validate
 from sparring.games import Game
-from sparring.store.open import open_store
+from sparring.store import open_store
 from sparring.store.protocol import Outcome, Store
 from sparring.stream import record
 from sparring.stream.kinesis import Kinesis
@@ -270,8 +271,9 @@ def run(options: Options, told: Callable[[Batch], None] = lambda batch: None) ->
         spark = _session(options)
         try:
             _keep_running(job, spark)
-        finally:
             spark.stop()
+        except Py4JError as error:
+            raise SparringError(f"Spark's Java process is gone: {type(error).__name__}") from error
 
 
 def _keep_running(job: _Job, spark: SparkSession) -> None:
