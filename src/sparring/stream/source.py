@@ -102,18 +102,24 @@ class KinesisReader(DataSourceStreamReader):
         for name, shard in shards.items():
             if all(parent not in shards or after.get(parent) == CLOSED for parent in shard.parents):
                 after.setdefault(name, OLDEST)
-        if not any(at != CLOSED and _has_news(stream, name, at) for name, at in after.items()):
+        left = {name: at for name, at in after.items() if at != CLOSED}
+        if not any(not shards[name].open or _has_news(stream, name, at) for name, at in left.items()):
             return start
         return {"batch": start["batch"] + 1, "after": after}
 
     def partitions(self, start: dict, end: dict) -> Sequence[InputPartition]:  # type: ignore[type-arg]
         if start == end:
             return []
-        return [InputPartition((end["batch"], name, at)) for name, at in end["after"].items() if at != CLOSED]
+        writable = {shard.shard_id for shard in _stream(self._address).shards() if shard.open}
+        return [
+            InputPartition((end["batch"], name, at, name in writable))
+            for name, at in end["after"].items()
+            if at != CLOSED
+        ]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        batch, shard, at = partition.value
-        reading = _Reading(_stream(self._address), shard, at, self._batch_bytes)
+        batch, shard, at, writable = partition.value
+        reading = _Reading(_stream(self._address), shard, at, writable, self._batch_bytes)
         for records in reading.pages():
             yield _rows(records)
         mark = Mark(batch, shard, reading.closed, reading.lag)
@@ -121,10 +127,12 @@ class KinesisReader(DataSourceStreamReader):
 
 
 class _Reading:
-    """One shard, from a place to where it ends, or to what its writers have written, or to so many bytes."""
+    """One shard, from a place to its end, or, while it is still written to, to the newest record; or to so many bytes.
 
-    def __init__(self, stream: Kinesis, shard: str, at: str, limit: int) -> None:
-        self.stream, self.shard, self.at, self.limit = stream, shard, at, limit
+    Only a page without a successor is an end: pages may be empty before it."""
+
+    def __init__(self, stream: Kinesis, shard: str, at: str, writable: bool, limit: int) -> None:
+        self.stream, self.shard, self.at, self.writable, self.limit = stream, shard, at, writable, limit
         self.closed = False
         self.lag = 0.0
 
@@ -137,7 +145,8 @@ class _Reading:
             except IteratorExpired:  # the store was slow
                 iterator = self.stream.iterator(self.shard, self.at or None)
                 continue
-            caught_up = page.millis_behind_latest == 0 and len(page.records) < count  # some servers always say 0
+            # Some servers always say that they are 0 behind.
+            caught_up = self.writable and page.millis_behind_latest == 0 and len(page.records) < count
             if page.records:
                 yield page.records
                 self.at = page.records[-1].sequence_number
@@ -163,7 +172,7 @@ def _lag(page: Page) -> float:
 
 def _has_news(stream: Kinesis, shard: str, at: str) -> bool:
     page = stream.page(stream.iterator(shard, at or None), 1)
-    return bool(page.records) or page.next_shard_iterator is None or page.millis_behind_latest > 0
+    return bool(page.records) or page.millis_behind_latest > 0
 
 
 def _rows(records: list[Record]) -> pa.RecordBatch:
