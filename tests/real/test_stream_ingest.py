@@ -28,7 +28,7 @@ from sparring.stream.kinesis import Kinesis, Put, default_directory
 from sparring.stream.producer import Producer
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(600)]
-BOMBS = Path(__file__).parent / "bombs"
+MINED = os.pathsep.join(filter(None, [str(Path(__file__).parent / "bombs"), os.environ.get("PYTHONPATH")]))
 # A small JVM that starts fast; the tasks of one batch may die a hundred times.
 SPARK = ["--master", "local[2,100]", "--conf", "spark.ui.enabled=false", "--conf", "spark.driver.memory=512m"]
 SPARK += ["--conf", "spark.driver.extraJavaOptions=-XX:TieredStopAtLevel=1"]
@@ -80,7 +80,7 @@ class Job:
         command += ["--data", str(self.data), "--store", self.store, *SPARK, *options]
         env = dict(os.environ)
         if self.bombs is not None:
-            env |= {"PYTHONPATH": str(BOMBS), "SPARRING_BOMBS": str(self.bombs), "SPARRING_BOMBS_IN": "job"}
+            env |= {"PYTHONPATH": MINED, "SPARRING_BOMBS": str(self.bombs), "SPARRING_BOMBS_IN": "job"}
         with (self.data / "log").open("ab") as log:
             self.process = subprocess.Popen(command, env=env, stdout=log, stderr=log)
 
@@ -230,7 +230,7 @@ def test_a_gateway_killed_between_stream_and_client_loses_and_doubles_nothing(jo
     url = f"http://127.0.0.1:{port}"
     command = [sys.executable, "-m", "sparring.cli", "up", "--data", str(job.data), "--port", str(port), "--no-train"]
     command += ["--no-ingest", "--stream", job.stream.address, "--print-address"]
-    bombed = {"PYTHONPATH": str(BOMBS), "SPARRING_BOMBS": str(bombs), "SPARRING_BOMBS_IN": "gateway"}
+    bombed = {"PYTHONPATH": MINED, "SPARRING_BOMBS": str(bombs), "SPARRING_BOMBS_IN": "gateway"}
     env = dict(os.environ) | bombed
 
     def gateway() -> "subprocess.Popen[bytes]":

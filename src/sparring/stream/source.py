@@ -152,7 +152,8 @@ class _Reading:
                 self.at = page.records[-1].sequence_number
                 size = sum(len(record.data) for record in page.records)
                 taken, gap = taken + size, time.monotonic() + GAP
-                count = min(MAX_PAGE, max(1, PAGE * len(page.records) // max(size, 1)))
+                room = min(PAGE, self.limit - taken)
+                count = min(MAX_PAGE, max(1, room * len(page.records) // max(size, 1)))
             if page.next_shard_iterator is None:
                 self.closed = True
                 return
