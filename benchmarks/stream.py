@@ -98,7 +98,7 @@ def alone(address: str, work: list[Fragment]) -> float:
 
 
 def driver(session: Any, work: list[Fragment], rows: int, flying: int) -> float:
-    """Blobs of fragments by unlogged batches of one partition each, so many on their way: no ids looked up, no order."""
+    """Blobs of fragments by unlogged batches of one partition each, so many on their way: no ids, no order."""
     from cassandra.concurrent import execute_concurrent
     from cassandra.query import BatchStatement, BatchType
 
@@ -158,7 +158,8 @@ def rows_job(options: argparse.Namespace) -> None:
         cluster = Cluster([host], port=int(port))
         session = cluster.connect("bench")
         insert = session.prepare(
-            "INSERT INTO steps (player, episode, step, obs, action, reward, next_obs, done) VALUES (?, ?, ?, ?, ?, ?, ?, ?)"
+            "INSERT INTO steps (player, episode, step, obs, action, reward, next_obs, done)"
+            " VALUES (?, ?, ?, ?, ?, ?, ?, ?)"
         )
         count, after = 0, None
         for batch in batches:
@@ -168,10 +169,8 @@ def rows_job(options: argparse.Namespace) -> None:
                     mark = msgspec.json.decode(row["mark"], type=Mark)
                     continue
                 r, after = json.loads(row["data"]), row["sequence"]
-                rows.append(
-                    (r["player"], r["episode"], r["step"], json.dumps(r["obs"]), json.dumps(r["action"]), r["reward"])
-                    + (json.dumps(r["next_obs"]), r["done"])
-                )
+                obs, action, after_it = (json.dumps(r[name]) for name in ("obs", "action", "next_obs"))
+                rows.append((r["player"], r["episode"], r["step"], obs, action, r["reward"], after_it, r["done"]))
             execute_concurrent_with_args(session, insert, rows, concurrency=100)
             count += len(rows)
         cluster.shutdown()
@@ -307,10 +306,8 @@ def main() -> None:
                     f"| {case} | {name} | {rate:,.0f} | {megabytes:.1f} | {ratios[0]:.1f} | {ratios[1]:.2f} |",
                     flush=True,
                 )
-            print(
-                f"(b) was best with {results[0]['rows per batch']} rows a batch, {results[0]['on their way']} on their way",
-                file=sys.stderr,
-            )
+            rows, flying = results[0]["rows per batch"], results[0]["on their way"]
+            print(f"(b) was best with {rows} rows a batch, {flying} on their way", file=sys.stderr)
 
 
 if __name__ == "__main__":

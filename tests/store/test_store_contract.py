@@ -13,16 +13,22 @@ from store_samples import MAZE, POLE, assert_counts, cut, everything, fragment, 
 from sparring.errors import InputError, SparringError
 from sparring.experience import Fragment
 from sparring.games import Box, Discrete, Game
-from sparring.store import Episode, Outcome, Stats, Store
+from sparring.store import Episode, Outcome, Stats, Store, open_store
 from sparring.store.memory import MemoryStore
 from sparring.store.sqlite import SqliteStore
 
 STORED, DUPLICATE, CONFLICT = Outcome.STORED, Outcome.DUPLICATE, Outcome.CONFLICT
 
 
-@pytest.fixture(params=["sqlite", "memory"])
+@pytest.fixture(params=["sqlite", "memory", pytest.param("cassandra", marks=pytest.mark.real)])
 def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Store]:
-    store = SqliteStore(tmp_path / "store.db") if request.param == "sqlite" else MemoryStore()
+    match request.param:
+        case "sqlite":
+            store: Store = SqliteStore(tmp_path / "store.db")
+        case "memory":
+            store = MemoryStore()
+        case _:
+            store = open_store(request.getfixturevalue("cassandra_address"))
     store.register(POLE)
     store.register(MAZE)
     yield store

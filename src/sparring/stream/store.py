@@ -1,6 +1,6 @@
 """A store behind a stream: what is appended goes onto the stream, and `sparring ingest` brings it into the store."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
 
 import numpy as np
@@ -46,6 +46,9 @@ class StreamedStore:
 
     def tail(self, game: str, after: int = 0, limit: int = 1000) -> Tail:
         return self._store.tail(game, after, limit)
+
+    def scan(self, game: str, share: int = 0, of: int = 1) -> Iterator[list[Fragment]]:
+        return self._store.scan(game, share, of)
 
     def sample(self, game: str, steps: int, rng: np.random.Generator) -> list[Fragment]:
         return self._store.sample(game, steps, rng)
