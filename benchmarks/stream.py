@@ -32,6 +32,7 @@ from servers import cassandra_node  # noqa: E402
 from sparring.experience import Columns, Fragment, new_id, pack  # noqa: E402
 from sparring.games import Box, Discrete, Game  # noqa: E402
 from sparring.store import open_store  # noqa: E402
+from sparring.store.keyspace import Address, init  # noqa: E402
 from sparring.stream.kinesis import HASHES, Kinesis, Put, default_directory  # noqa: E402
 from sparring.stream.producer import Producer  # noqa: E402
 
@@ -228,9 +229,7 @@ def measure(case: str, rounds: int, folder: Path, node: Any, server: Any) -> lis
     keyspace = game.name
     address = f"cassandra://{node.address}/{keyspace}"
     streams = server.stream(SHARDS), server.stream(SHARDS)
-    store = open_store(address)
-    store.register(game)
-    store.close()
+    init(Address.parse(address))
     status = default_directory(folder, streams[0].address, address) / "status.json"
     rows_dir = folder / "rows"
     rows_dir.mkdir()

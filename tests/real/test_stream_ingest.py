@@ -299,40 +299,45 @@ WORKER = ("reading", "read", "before", "inside", "after")
 DRIVER = ("driver-before", "driver-unwritten", "java", "driver-written", "driver-uncommitted")
 
 
-def test_spark_killed_before_inside_and_after_the_sink_stores_everything_once(server: Server, tmp_path: Path) -> None:
-    """25 deaths by SIGKILL while play keeps coming. 20 of Python workers that run a shard's task: before they read,
-    when they have read a page, before they store, when one chunk is stored and the next is not, and when all is
-    stored and nobody knows; Spark does the task again. Five of the driver: before a batch, when the batch is
-    stored but nowhere noted (twice: the Python driver, and in another round its Java process before the batch), when
-    it is noted but Spark has not been told, and when Spark has not committed it; another process goes on."""
+def test_spark_killed_before_inside_and_after_the_sink_stores_everything_once(
+    server: Server, tmp_path: Path, cassandra_address: str
+) -> None:
+    """30 deaths by SIGKILL while play keeps coming, and Cassandra behind it. 25 of Python workers that run a shard's
+    task: before they read, when they have read a page, before they store, when one chunk is stored and others may not
+    be, and when all is stored and nobody knows; Spark does the task again. Five of the driver: before a batch, when the
+    batch is stored but not noted, its Java process before a batch, when the batch is noted but Spark not told, and when
+    Spark has not committed it; another process goes on from the checkpoint."""
     bombs = tmp_path / "bombs"
     bombs.mkdir()
-    job = Job(server.stream(3), tmp_path, bombs=bombs)
+    job = Job(server.stream(3), tmp_path, cassandra_address, bombs)
     producer = Producer(job.stream)
     sent: list[Fragment] = []
-
-    def more() -> None:
-        part = play(60, players=30, seed=len(sent))
-        put(producer, part)
-        sent.extend(part)
-
     deaths = 0
-    for place in DRIVER:
-        more()
-        job.start()
-        for here in WORKER[:4] if place != DRIVER[-1] else (*WORKER[:4], "after"):
-            (bombs / here).touch()
-            more()
-            until(lambda here=here: not (bombs / here).exists(), f"a worker's death at {here}")
-            deaths += 1
+
+    def explode(place: str) -> None:
+        """Play goes on until somebody came to the place; what was read may be enough for the batch before it."""
+        nonlocal deaths
         (bombs / place).touch()
-        more()
+        deadline = time.monotonic() + 180
+        while (bombs / place).exists():
+            part = play(60, players=30, seed=len(sent))
+            put(producer, part)
+            sent.extend(part)
+            assert time.monotonic() < deadline, f"nobody came to {place}: {(tmp_path / 'log').read_text()[-3000:]}"
+            time.sleep(1)
+        deaths += 1
+
+    for driver in DRIVER:
+        job.start()
+        for worker in WORKER:
+            explode(worker)
+        explode(driver)
         assert job.process is not None
         code = job.process.wait(120)
-        assert code == (1 if place == "java" else -signal.SIGKILL), (tmp_path / "log").read_text()[-3000:]
-        deaths += 1
-    assert deaths >= 25
+        assert code == (1 if driver == "java" else -signal.SIGKILL), (tmp_path / "log").read_text()[-3000:]
+    assert deaths == 30
     producer.close()
+    job.bombs = None
     job.start("--once")
     assert job.process.wait(240) == 0, (tmp_path / "log").read_text()[-3000:]
     assert by_id(stored(job.store)) == by_id(sent)
