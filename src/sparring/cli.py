@@ -18,6 +18,7 @@ except ImportError:
     sys.exit("The command line needs typer and rich: pip install 'sparring[play]' (or 'sparring[platform]')")
 
 from sparring import __version__
+from sparring.store import commands as stores
 from sparring.training import commands, nodes
 
 __all__ = ["app", "main"]
@@ -63,9 +64,18 @@ def demo(
     demo(game, algorithm=algorithm, players=players, target=target, data=data, port=port, limit=limit, stay=stay)
 
 
-@app.command(epilog=_examples("sparring up", "sparring up --data /srv/sparring --host 0.0.0.0 --port 80"))
+@app.command(
+    epilog=_examples(
+        "sparring up",
+        "sparring up --data /srv/sparring --host 0.0.0.0 --port 80",
+        "sparring up --store 'cassandra://10.0.0.1,10.0.0.2/play?consistency=LOCAL_QUORUM'",
+    )
+)
 def up(
     data: DataOption = Path(".sparring"),
+    store: Annotated[
+        str | None, typer.Option(help="Another store than the directory's: cassandra://HOST[:PORT][,HOST…]/KEYSPACE.")
+    ] = None,
     host: Annotated[
         str, typer.Option(help="Address to listen on. There is no access control yet: keep it local.")
     ] = "127.0.0.1",
@@ -97,7 +107,7 @@ def up(
         )
         console.print(f"Play against it: [bold]sparring play CartPole-v1 --server {url} --players 4[/]")
 
-    platform.up(data, host, port, settings=settings, ready=ready)
+    platform.up(data, host, port, store=store, settings=settings, ready=ready)
     if not print_address:
         Console().print("Stopped.")
 
@@ -383,6 +393,11 @@ app.command(epilog=_examples("sparring record runs/001 out.mp4"))(commands.recor
 app.command(epilog=_examples("sparring plot runs/001 runs/002 --out figure.png"))(commands.plot)
 app.command(epilog=_examples("sparring publish runs/001"))(commands.publish)
 app.command(epilog=_examples("sparring runs"))(commands.runs)
+app.add_typer(
+    stores.app,
+    name="store",
+    epilog=_examples("sparring store init cassandra://10.0.0.1,10.0.0.2/play", "sparring store stats .sparring"),
+)
 app.add_typer(nodes.app, name="cluster", epilog=_examples("sparring cluster up --head", "sparring cluster status"))
 
 

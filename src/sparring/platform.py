@@ -15,7 +15,7 @@ import msgspec
 from sparring.errors import InputError
 from sparring.gateway.app import create_app, serve
 from sparring.registry.registry import Registry
-from sparring.store.sqlite import SqliteStore
+from sparring.store import open_store
 
 __all__ = ["up"]
 
@@ -28,19 +28,21 @@ def up(
     host: str = "127.0.0.1",
     port: int = 8400,
     *,
+    store: str | None = None,
     settings: bytes | None = b"{}",
     ready: Callable[[str], None] | None = None,
 ) -> None:
     """Runs until SIGINT or SIGTERM, then stops cleanly; the next `up` on the same directory goes on. `settings`: the
-    trainer's, as JSON; none: no trainer."""
+    trainer's, as JSON; none: no trainer. `store`: the address of another store than the directory's own."""
     with _locked(data), contextlib.ExitStack() as stack:
-        store = SqliteStore(data / "store.db")
-        stack.callback(store.close)
-        app = create_app(store, Registry(data / "registry"), data / "trainer")
+        address = store or str(data / "store.db")
+        opened = open_store(address)
+        stack.callback(opened.close)
+        app = create_app(opened, Registry(data / "registry"), data / "trainer")
 
         def started(url: str) -> None:
             if settings is not None:  # only now: a port in use must not cost a trainer's start
-                stack.enter_context(_trainer(data, settings))
+                stack.enter_context(_trainer(data, address, settings))
             if ready is not None:
                 ready(url)
 
@@ -67,10 +69,10 @@ def _locked(data: Path) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _trainer(data: Path, settings: bytes) -> Iterator[None]:
+def _trainer(data: Path, store: str, settings: bytes) -> Iterator[None]:
     """Keeps a trainer running. It writes to DIR/trainer.log and goes when we go, also when we are killed."""
     command = [sys.executable, "-m", "sparring.training.live", "--data", str(data), "--parent", str(os.getpid())]
-    command += ["--settings", msgspec.json.encode(msgspec.json.decode(settings)).decode()]
+    command += ["--store", store, "--settings", msgspec.json.encode(msgspec.json.decode(settings)).decode()]
     stopping = threading.Event()
     # Gateway, players and learner share the cores: a small network gains nothing from more threads than one.
     env = {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": "--xla_cpu_multi_thread_eigen=false"} | os.environ
