@@ -18,6 +18,7 @@ except ImportError:
     sys.exit("The command line needs typer and rich: pip install 'sparring[play]' (or 'sparring[platform]')")
 
 from sparring import __version__
+from sparring.store import commands as stores
 from sparring.stream import commands as streams
 from sparring.training import commands, nodes
 
@@ -68,11 +69,15 @@ def demo(
     epilog=_examples(
         "sparring up",
         "sparring up --data /srv/sparring --host 0.0.0.0 --port 80",
-        "sparring up --stream 'kinesis://play?region=eu-central-1'",
+        "sparring up --store 'cassandra://10.0.0.1,10.0.0.2/play?consistency=LOCAL_QUORUM'",
+        "sparring up --stream 'kinesis://play?region=eu-central-1' --store cassandra://10.0.0.1/play",
     )
 )
 def up(
     data: DataOption = Path(".sparring"),
+    store: Annotated[
+        str | None, typer.Option(help="Another store than the directory's: cassandra://HOST[:PORT][,HOST…]/KEYSPACE.")
+    ] = None,
     host: Annotated[
         str, typer.Option(help="Address to listen on. There is no access control yet: keep it local.")
     ] = "127.0.0.1",
@@ -110,7 +115,7 @@ def up(
 
     if stream is not None and ingest:
         streams.require_spark()
-    platform.up(data, host, port, settings=settings, ready=ready, stream=stream, ingest=ingest)
+    platform.up(data, host, port, store=store, settings=settings, ready=ready, stream=stream, ingest=ingest)
     if not print_address:
         Console().print("Stopped.")
 
@@ -404,6 +409,11 @@ app.command(
 )(streams.ingest)
 app.add_typer(
     streams.app, name="stream", epilog=_examples("sparring stream create 'kinesis://play?region=eu-central-1'")
+)
+app.add_typer(
+    stores.app,
+    name="store",
+    epilog=_examples("sparring store init cassandra://10.0.0.1,10.0.0.2/play", "sparring store stats .sparring"),
 )
 app.add_typer(nodes.app, name="cluster", epilog=_examples("sparring cluster up --head", "sparring cluster status"))
 

@@ -32,25 +32,26 @@ def up(
     host: str = "127.0.0.1",
     port: int = 8400,
     *,
+    store: str | None = None,
     settings: bytes | None = b"{}",
     ready: Callable[[str], None] | None = None,
     stream: str | None = None,
     ingest: bool = True,
 ) -> None:
     """Runs until SIGINT or SIGTERM, then stops cleanly; the next `up` on the same directory goes on. `settings`: the
-    trainer's, as JSON; none: no trainer. With a `stream` uploads go over it; `ingest`: a job of ours brings them on."""
+    trainer's, as JSON; none: no trainer. `store`: another one than the directory's own, by its address. With a `stream`
+    uploads go over it to the store; `ingest`: by a job of ours."""
     with _locked(data), contextlib.ExitStack() as stack:
-        address = str(data / "store.db")
-        store = open_store(address)
-        status = None
+        address = store or str(data / "store.db")
+        opened, status = open_store(address), None
         if stream is not None:
-            store, status = _streamed(store, stream), default_directory(data, stream, address) / "status.json"
-        stack.callback(store.close)
-        app = create_app(store, Registry(data / "registry"), data / "trainer", stream_status=status)
+            opened, status = _streamed(opened, stream), default_directory(data, stream, address) / "status.json"
+        stack.callback(opened.close)
+        app = create_app(opened, Registry(data / "registry"), data / "trainer", stream_status=status)
 
         def started(url: str) -> None:
             if settings is not None:  # only now: a port in use must not cost a trainer's start
-                stack.enter_context(_trainer(data, settings))
+                stack.enter_context(_trainer(data, address, settings))
             if stream is not None and ingest:
                 stack.enter_context(_ingest(data, stream, address))
             if ready is not None:
@@ -85,9 +86,9 @@ def _locked(data: Path) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _trainer(data: Path, settings: bytes) -> Iterator[None]:
+def _trainer(data: Path, store: str, settings: bytes) -> Iterator[None]:
     command = [sys.executable, "-m", "sparring.training.live", "--data", str(data), "--parent", str(os.getpid())]
-    command += ["--settings", msgspec.json.encode(msgspec.json.decode(settings)).decode()]
+    command += ["--store", store, "--settings", msgspec.json.encode(msgspec.json.decode(settings)).decode()]
     # Gateway, players and learner share the cores: a small network gains nothing from more threads than one.
     env = {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": "--xla_cpu_multi_thread_eigen=false"}
     with _kept(command, data / "trainer.log", env | os.environ):

@@ -1,9 +1,13 @@
 """Writing to Cassandra: group commit into buckets that belong to one writer each.
 
-A group goes in four steps, each acknowledged by the replicas before the next: *claim* every id, *look* who else
-claimed it, *put* the fragments and the commit's record, *commit* by raising the bucket's `steps`. Up to the last step
-nobody sees anything of it; and what a failed group left behind its bucket's `steps` nobody ever will, because the
-bucket is given up.
+A group goes in four steps, each acknowledged by the replicas before the next: *claim* its ids, *look* who else claimed
+them, *put* the fragments and the commit's record, *commit* by raising the bucket's `steps`. Up to the last step nobody
+sees anything of it; and what a failed group left behind its bucket's `steps` nobody ever will, because the bucket is
+given up. While one group is put, the next one is claimed.
+
+Claims lie in shards that are functions of the id alone, a row for all ids that a group claims in one. A writer keeps
+the shards it works with in memory, and a shard tells with one small read whether another writer claimed anything since
+the last look. Only an id that was claimed before is looked up by itself.
 
 Two writers with the same fragment: each claims before it looks, so at least one of them sees the other's claim. Who
 sees one that is committed answers "duplicate"; who sees one that is not must not store: the other may be about to. The
@@ -15,11 +19,12 @@ is of no consequence.
 
 import hashlib
 import logging
+import queue
 import threading
 import time
 import uuid
-from collections import Counter, deque
-from collections.abc import Iterable, Sequence
+from collections import Counter, OrderedDict, deque
+from collections.abc import Iterable
 from concurrent.futures import Future
 from itertools import groupby
 from typing import Any
@@ -41,7 +46,7 @@ BUCKET_BYTES = 64 << 20  # of fragments in a partition; more arrive at most with
 BUCKET_FRAGMENTS = 50_000  # and so few that erasing all of them leaves fewer tombstones than a read may meet
 BUCKET_STEPS = 1 << 22
 GROUP, GROUP_FRAGMENTS = 4 << 20, 1000  # bytes and fragments in one commit, if one caller does not bring more
-LOOK = 200  # ids looked up in one question
+REMEMBERED = 1_000_000  # ids of shards in memory, at some 80 bytes
 SEEN = 100_000  # uncommitted claims of others that are remembered
 PENDING = 64 << 20  # bytes waiting for one
 FRAGMENT = 8 << 20  # bytes of one fragment: Cassandra takes up to 16 MiB in one write, with its defaults
@@ -50,7 +55,7 @@ PATIENCE = DEADLINE + 2 * TIMEOUT
 DAY = 86_400
 QUARANTINE = 4096  # refused fragments kept of each writer
 SLOT_BITS = 19  # a shard of ids that carry their time spans 2^19 ms, some nine minutes …
-SHARDS = 8  # … and an eighth of the ids: some 16,000 fragments/s fill it to 100 MB
+SHARDS = 8  # … and an eighth of the ids: some 50,000 fragments/s fill it to 100 MB
 TIMELESS = 4096  # shards of all other ids
 
 Refusal = tuple[float, str, str, str, str]  # time, game, player, fragment's id, reason
@@ -75,6 +80,8 @@ class Part(msgspec.Struct, array_like=True, gc=False):
 
 encode_parts = msgspec.msgpack.Encoder().encode
 decode_parts = msgspec.msgpack.Decoder(list[Part]).decode
+encode_claims = msgspec.msgpack.Encoder().encode
+decode_claims = msgspec.msgpack.Decoder(tuple[list[bytes], list[int]]).decode
 
 
 def locate(name: str) -> tuple[int, bytes]:
@@ -95,9 +102,8 @@ class Bucket:
 
     def __init__(self, game: str, day: int, number: int) -> None:
         self.game, self.day, self.number = game, day, number
-        self.steps = self.fragments = self.bytes = 0  # committed, or about to be
-        self.begin = 0  # steps before the newest group
-        self.settled = True  # the last commit is known to have arrived
+        self.steps = self.fragments = self.bytes = 0  # of all groups so far, committed or on their way
+        self.dead = False  # a group failed: nothing behind the last commit will ever count
 
     @property
     def full(self) -> bool:
@@ -109,10 +115,18 @@ class Bucket:
     def partition(self) -> tuple[str, int, int]:
         return self.game, self.day, self.number
 
-    def commit_values(self, sealed: bool) -> Row:
+    def commit_values(self, *, sealed: bool = False) -> Row:
         """The timestamp grows with what is said: no clock can put an older commit before a newer one."""
         stamp = 2 * self.steps + sealed + 1
         return stamp, self.steps, self.fragments, self.bytes, sealed, self.game, self.number
+
+
+class _Shard:
+    """The ids claimed in one shard, by eight of their bytes each, and how much of each writer's claims was read."""
+
+    def __init__(self) -> None:
+        self.ids: set[int] = set()
+        self.seen: dict[int, int] = {}
 
 
 def _today() -> int:
@@ -130,7 +144,7 @@ class _Append:
 class _Arrival:
     """A fragment with what is made of it, and where it goes if it is new."""
 
-    __slots__ = ("body", "fragment", "index", "key", "place", "ret", "shard", "size", "work")
+    __slots__ = ("body", "fragment", "index", "key", "number", "place", "ret", "shard", "size", "work")
 
     def __init__(self, work: _Append, index: int) -> None:
         self.work, self.index = work, index
@@ -142,7 +156,17 @@ class _Arrival:
             s.sizes[index],
         )
         self.shard, self.key = locate(self.fragment.id)
+        self.number = _short(self.key)
         self.place = 0
+
+
+class _Group:
+    """What is committed together: put, and waiting for the replicas' answers."""
+
+    def __init__(self, works: list[_Append], started: float) -> None:
+        self.works, self.started = works, started
+        self.futures: list[Any] = []
+        self.commits: list[tuple[Bucket, Row]] = []
 
 
 class _Contested(StoreBusy):
@@ -153,12 +177,18 @@ class Writer:
     def __init__(self, keyspace: Keyspace) -> None:
         self._keyspace = keyspace
         self._name = uuid.uuid4()
+        self._number = self._name.int >> 65  # the same, in 63 bits
         self._schemas: dict[str, str] = {}
         self._open: dict[str, Bucket] = {}  # by game
         self._mine: set[tuple[str, int]] = set()  # all buckets we ever had: what they have uncommitted stays so
-        self._seen: dict[tuple[str, int, int], float] = {}  # others' uncommitted claims, and since when we know them
+        self._shards: OrderedDict[int, _Shard] = OrderedDict()  # the most recently used last
+        self._claims = 0  # rows of ours, since the beginning …
+        self._fresh: set[tuple[int, int]] = set()  # … and those of the newest group
+        self._seen: dict[_Claim, float] = {}  # others' uncommitted claims, and since when we know them
+        self._unsettled: dict[Bucket, Row] = {}  # commits that were not answered
         self._counts: Counter[str] = Counter()  # refused, by game
         self._slots: Counter[str] = Counter()
+        self._noting = threading.Lock()  # guards the two
         self._lock = threading.Lock()  # guards the rest
         self._room = threading.Condition(self._lock)
         self._call = threading.Condition(self._lock)
@@ -167,20 +197,28 @@ class Writer:
         self._pending_bytes = 0
         self._refusals: deque[Refusal] = deque(maxlen=QUARANTINE)
         self._refused: Counter[str] = Counter()
-        self._noting = threading.Lock()
-        self._thread = threading.Thread(target=self._run, name="sparring-store", daemon=True)
-        self._thread.start()
+        self._put_groups: queue.Queue[_Group | None] = queue.Queue(1)
+        self._threads = [
+            threading.Thread(target=target, name=name, daemon=True)
+            for target, name in ((self._run, "sparring-store"), (self._run_commits, "sparring-commit"))
+        ]
+        for thread in self._threads:
+            thread.start()
 
     def submit(self, submission: Submission) -> "Future[list[Outcome]]":
         return self._put(submission, wait=False).future
 
-    def append(self, submission: Submission) -> list[Outcome]:
+    def append(self, submissions: Iterable[Submission]) -> list[Outcome]:
+        works = [self._put(submission, wait=True) for submission in submissions]
+        return [outcome for work in works for outcome in self._finish(work)]
+
+    def _finish(self, work: _Append) -> list[Outcome]:
         while True:
-            work = self._put(submission, wait=True)
             try:
                 return work.future.result()
             except _Contested:
                 time.sleep(0.5)
+                work = self._put(work.submission, wait=True)
 
     def refuse(self, refusal: Refusal) -> None:
         with self._lock:
@@ -193,7 +231,8 @@ class Writer:
         with self._lock:
             self._closed = True
             self._call.notify()
-        self._thread.join()
+        for thread in self._threads:
+            thread.join()
 
     def _put(self, submission: Submission, *, wait: bool) -> _Append:
         work = _Append(submission)
@@ -226,7 +265,7 @@ class Writer:
                 self._work(works)
             self.note_refusals()
         self.note_refusals()
-        self._seal_all()
+        self._put_groups.put(None)
 
     def _take(self) -> list[_Append] | None:
         with self._lock:
@@ -248,42 +287,33 @@ class Writer:
             return works
 
     def _work(self, works: list[_Append]) -> None:
+        group = _Group(works, time.monotonic())
         try:
-            self._commit(works)
+            self._begin(group)
         except (SparringError, OSError) as error:
-            self._fail(works, error)
-        finally:  # also after an error nobody thought of: none of them may wait for ever
-            self._fail(works, SparringError(f"the store {self._keyspace.address} failed: see its log"))
+            self._give_up(group)
+            _fail(works, error)
+        except Exception:  # one nobody thought of: nobody may wait for ever because of it
+            log.exception("a group failed")
+            self._give_up(group)
+            _fail(works, SparringError(f"the store {self._keyspace.address} failed: see its log"))
+        else:
+            self._put_groups.put(group)
 
-    def _fail(self, works: Iterable[_Append], error: Exception) -> None:
-        for work in works:
-            if not work.future.done():
-                work.future.set_exception(error)
-
-    def _commit(self, works: list[_Append]) -> None:
-        started = time.monotonic()
-        self._settle()
-        works = [work for work in works if self._belongs(work)]
+    def _begin(self, group: _Group) -> None:
         arrivals: dict[str, list[_Arrival]] = {}
-        for work in works:
-            for index, f in enumerate(work.submission.fragments):
-                arrivals.setdefault(f.id, []).append(_Arrival(work, index))
-        if arrivals:
-            buckets = self._place([same[0] for same in arrivals.values()])
-            try:
-                changed = self._store(arrivals, buckets, started)
-            except BaseException:
-                self._give_up(buckets)
-                raise
-            for game, bucket in buckets.items():
-                if game in changed:
-                    bucket.settled = False
-                else:
-                    bucket.steps = bucket.begin
-            self._settle()
-        for work in works:
-            if not work.future.done():
-                work.future.set_result(work.outcomes)
+        for work in group.works:
+            if self._belongs(work):
+                for index, f in enumerate(work.submission.fragments):
+                    arrivals.setdefault(f.id, []).append(_Arrival(work, index))
+        if not arrivals:
+            return
+        buckets = self._place([same[0] for same in arrivals.values()])
+        group.commits = [(bucket, ()) for bucket in buckets.values()]  # to be given up with the group
+        known, contested = self._claim([same[0] for same in arrivals.values()], buckets)
+        new = _sort(arrivals, known, contested)
+        group.commits.clear()
+        self._put_rows(group, new, buckets)
 
     def _belongs(self, work: _Append) -> bool:
         for name, schema in work.submission.games:
@@ -305,75 +335,74 @@ class Writer:
             bucket = buckets.get(game)
             if bucket is None:
                 bucket = buckets[game] = self._bucket(game)
-                bucket.begin = bucket.steps
             bucket.steps += a.fragment.steps
             a.place = bucket.steps
         return buckets
-
-    def _store(self, arrivals: dict[str, list[_Arrival]], buckets: dict[str, Bucket], started: float) -> set[str]:
-        """Claims, looks and puts; sets the outcomes of all but the contested, whose callers are told to come again.
-        The games of which something is new."""
-        firsts = [same[0] for same in arrivals.values()]
-        known, contested = self._claim(firsts, buckets)
-        for same in arrivals.values():
-            if same[0].fragment.id in contested:
-                why = "another writer is just storing the same fragments: try again in a second"
-                self._fail([a.work for a in same], _Contested(why))
-        new: list[_Arrival] = []
-        for name, same in arrivals.items():
-            live = [a for a in same if not a.work.future.done()]
-            if not live:
-                continue
-            body: bytes | memoryview | None = known.get(name)
-            if body is None and live[0] is same[0]:
-                new.append(live[0])
-                live[0].work.outcomes[live[0].index] = Outcome.STORED
-                body, live = live[0].body, live[1:]
-            for a in live:  # without a body: its first was contested, and with it whoever brought this one too
-                a.work.outcomes[a.index] = Outcome.DUPLICATE if body == a.body else Outcome.CONFLICT
-        self._put_rows(new, buckets)
-        if time.monotonic() > started + DEADLINE:
-            raise StoreAway(f"{self._keyspace.address} took longer than {DEADLINE:g} s: nothing of this was stored")
-        return {a.fragment.game for a in new}
 
     def _claim(self, firsts: list[_Arrival], buckets: dict[str, Bucket]) -> tuple[dict[str, bytes], set[str]]:
         """Bodies of those that are there already, by id; and the ids that others claim without having committed."""
         shards: dict[int, list[_Arrival]] = {}
         for a in firsts:
             shards.setdefault(a.shard, []).append(a)
-        rows = (
-            [(shard, a.key, buckets[a.fragment.game].number, a.place, a.fragment.game) for a in some]
-            for shard, some in shards.items()
-        )
-        self._all("claim", rows, 64)
-        asked = [
-            self._keyspace.start("claims", shard, [a.key for a in some[at : at + LOOK]])
-            for shard, some in shards.items()
-            for at in range(0, len(some), LOOK)
-        ]
-        claims: dict[bytes, list[_Claim]] = {}
+        futures = []
+        self._fresh.clear()
+        for shard, some in shards.items():
+            for game, same in groupby(sorted(some, key=_game), _game):
+                futures.append(self._write_claim(shard, buckets[game], list(same)))
         with self._keyspace.asking():
-            for future in asked:
-                for key, number, place, game in future.result():
-                    claims.setdefault(key, []).append((game, number, place))
-        others: list[tuple[_Arrival, _Claim]] = []
-        for a in firsts:
-            mine = (a.fragment.game, buckets[a.fragment.game].number, a.place)
-            others += [(a, claim) for claim in claims.get(a.key, ()) if claim != mine]
-        return self._judge(others, buckets) if others else ({}, set())
+            for future in futures:
+                future.result()
+            looks = [(shard, self._keyspace.start("latest", shard)) for shard in shards]
+            for shard, future in looks:
+                self._learn(shard, {w: seq for (latest,) in future.result() for w, seq in latest.items()})
+        suspects: dict[int, list[_Arrival]] = {}
+        for shard, some in shards.items():
+            ids = self._shards[shard].ids
+            if again := [a for a in some if a.number in ids]:
+                suspects[shard] = again
+            ids.update([a.number for a in some])
+        self._forget_shards()
+        return self._judge(suspects, buckets) if suspects else ({}, set())
+
+    def _write_claim(self, shard: int, bucket: Bucket, some: list[_Arrival]) -> Any:
+        self._claims = seq = self._claims + 1
+        self._fresh.add((self._number, seq))
+        claims = encode_claims(([a.key for a in some], [a.place for a in some]))
+        values = (seq, self._number, seq, bucket.game, bucket.number, claims, shard, self._number, seq)
+        return self._keyspace.start("claim", *values)
+
+    def _learn(self, number: int, latest: dict[int, int]) -> None:
+        """Takes in what others claimed in the shard since we looked last."""
+        shard = self._shards.get(number)
+        if shard is None:
+            shard = self._shards[number] = _Shard()
+            rows = self._keyspace.run("claims", number)
+        else:
+            rows = []
+            for writer, last in latest.items():
+                if writer != self._number and last > shard.seen.get(writer, 0):
+                    rows += self._keyspace.run("claims of", number, writer, shard.seen.get(writer, 0))
+        self._shards.move_to_end(number)
+        for writer, seq, _, _, claims in rows:
+            if (writer, seq) not in self._fresh:
+                shard.ids.update([_short(key) for key in decode_claims(claims)[0]])
+            shard.seen[writer] = max(seq, shard.seen.get(writer, 0))
 
     def _judge(
-        self, others: list[tuple[_Arrival, _Claim]], buckets: dict[str, Bucket]
+        self, suspects: dict[int, list[_Arrival]], buckets: dict[str, Bucket]
     ) -> tuple[dict[str, bytes], set[str]]:
-        """What others' claims of our ids mean: that a fragment is there, that somebody may be storing it, or nothing."""
+        """What earlier claims of our ids mean: the fragment is there, somebody may be storing it, or nothing."""
+        self._put_groups.join()  # some may be ours, of a group that is about to be committed …
+        self._settle()  # … or was, as far as we know
+        claims = self._find(suspects, buckets)
         heads: dict[tuple[str, int], tuple[int, int]] = {}
-        for game in {claim[0] for _, claim in others}:
-            numbers = list({number for _, (name, number, _) in others if name == game})
+        for game in {claim[0] for _, claim in claims}:
+            numbers = list({number for _, (name, number, _) in claims if name == game})
             for number, day, steps, *_ in self._keyspace.run("some buckets", game, numbers):
                 heads[game, number] = day, steps or 0
         contested: set[str] = set()
         asked = []
-        for a, (game, number, place) in others:
+        for a, (game, number, place) in claims:
             day, steps = heads.get((game, number), (0, 0))
             if place <= steps:
                 asked.append((a, self._keyspace.start("get", game, day, number, place)))
@@ -385,59 +414,101 @@ class Writer:
         known: dict[str, bytes] = {}
         with self._keyspace.asking():
             for a, future in asked:
-                for (body,) in future.result():  # none: erased, or the claim was a duplicate's, and its place is …
-                    if decode(body).id == a.fragment.id:  # … another fragment's
+                for (body,) in future.result():  # none: erased, or the claim was a duplicate's
+                    if decode(body).id == a.fragment.id:
                         known[a.fragment.id] = body
         if len(self._seen) > SEEN:
             self._seen.clear()  # their patience begins anew
         return known, contested - known.keys()
 
-    def _put_rows(self, new: list[_Arrival], buckets: dict[str, Bucket]) -> None:
+    def _find(self, suspects: dict[int, list[_Arrival]], buckets: dict[str, Bucket]) -> list[tuple[_Arrival, _Claim]]:
+        """Every claim of theirs but the ones just made."""
+        found: list[tuple[_Arrival, _Claim]] = []
+        for shard, some in suspects.items():
+            by_key = {a.key: a for a in some}
+            for _, _, game, number, claims in self._keyspace.run("claims", shard):
+                for key, place in zip(*decode_claims(claims), strict=True):
+                    a = by_key.get(key)
+                    if a is not None and (game, number, place) != (_game(a), buckets[_game(a)].number, a.place):
+                        found.append((a, (game, number, place)))
+        return found
+
+    def _forget_shards(self) -> None:
+        total = sum(len(shard.ids) for shard in self._shards.values())
+        while total > REMEMBERED and len(self._shards) > 1:
+            total -= len(self._shards.popitem(last=False)[1].ids)
+
+    def _put_rows(self, group: _Group, new: list[_Arrival], buckets: dict[str, Bucket]) -> None:
         now = time.time()
-        rows: list[Row] = []
-        futures = []
-        for game, same in groupby(sorted(new, key=lambda a: a.fragment.game), lambda a: a.fragment.game):
+        for game, same in groupby(sorted(new, key=_game), _game):
             bucket, some = buckets[game], list(same)
-            rows += [(*bucket.partition, a.place, a.body) for a in some]
             bucket.fragments += len(some)
             bucket.bytes += sum([a.size for a in some])
+            group.commits.append((bucket, bucket.commit_values()))
             parts = encode_parts([_part(a) for a in some])
-            futures.append(self._keyspace.start("put record", *bucket.partition, bucket.steps, now, parts))
-        self._all("put", (list(some) for _, some in groupby(rows, lambda row: row[:3])), 0)
-        with self._keyspace.asking():
-            for future in futures:
-                future.result()
-
-    def _all(self, statement: str, partitions: Iterable[Sequence[Row]], width: int) -> None:
-        """Rows, grouped by partition: in batches as large as the server takes, all on their way at once."""
-        futures = []
-        for rows in partitions:
+            group.futures.append(self._keyspace.start("put record", *bucket.partition, bucket.steps, now, parts))
             batch: list[Row] = []
             size = 0
-            for row in rows:
-                length = width or len(row[-1]) + 64
-                if batch and size + length > self._keyspace.batch_bytes:
-                    futures.append(self._keyspace.start_batch(statement, batch))
+            for a in some:
+                if batch and size + len(a.body) > self._keyspace.batch_bytes:
+                    group.futures.append(self._keyspace.start_batch("put", batch))
                     batch, size = [], 0
-                batch.append(row)
-                size += length
-            if len(batch) == 1:  # a batch of one may be larger than a batch
-                futures.append(self._keyspace.start(statement, *batch[0]))
-            elif batch:
-                futures.append(self._keyspace.start_batch(statement, batch))
-        with self._keyspace.asking():
-            for future in futures:
-                future.result()
+                batch.append((*bucket.partition, a.place, a.body))
+                size += len(a.body) + 64
+            if len(batch) == 1:  # one may be larger than a batch
+                group.futures.append(self._keyspace.start("put", *batch[0]))
+            else:
+                group.futures.append(self._keyspace.start_batch("put", batch))
+
+    # The other thread
+
+    def _run_commits(self) -> None:
+        while (group := self._put_groups.get()) is not None:
+            try:
+                self._commit(group)
+            except (SparringError, OSError) as error:
+                _fail(group.works, error)
+            except Exception:  # one nobody thought of: nobody may wait for ever because of it
+                log.exception("a commit failed")
+                _fail(group.works, SparringError(f"the store {self._keyspace.address} failed: see its log"))
+            finally:
+                self._put_groups.task_done()
+        self._seal_all()
+
+    def _commit(self, group: _Group) -> None:
+        try:
+            with self._keyspace.asking():
+                for future in group.futures:
+                    future.result()
+            if time.monotonic() > group.started + DEADLINE or any(bucket.dead for bucket, _ in group.commits):
+                raise StoreAway(f"{self._keyspace.address} takes longer than {DEADLINE:g} s: try again later")
+        except BaseException:
+            self._give_up(group)
+            raise
+        self._settle()
+        self._unsettled.update(group.commits)
+        self._settle()
+        for work in group.works:
+            if not work.future.done():
+                work.future.set_result(work.outcomes)
+
+    def _settle(self) -> None:
+        """A commit that is not answered may have arrived or not: it is made again, before any other."""
+        for bucket, values in list(self._unsettled.items()):
+            self._keyspace.run("commit", *values)
+            del self._unsettled[bucket]
 
     # Buckets
 
     def _bucket(self, game: str) -> Bucket:
         bucket = self._open.get(game)
-        if bucket is not None and bucket.full:
-            self._keyspace.run("commit", *bucket.commit_values(sealed=True))
-            del self._open[game]
-            bucket = None
-        if bucket is None:
+        if bucket is not None and bucket.full and not bucket.dead:
+            self._put_groups.join()
+            self._settle()
+            if not bucket.dead:
+                self._keyspace.run("commit", *bucket.commit_values(sealed=True))
+            bucket.dead = True
+        if bucket is None or bucket.dead:
             bucket = self._open[game] = self._new_bucket(game)
             self._mine.add((game, bucket.number))
         return bucket
@@ -450,21 +521,16 @@ class Writer:
             number += 1
         return Bucket(game, day, number)
 
-    def _settle(self) -> None:
-        """A commit that is not answered may have arrived or not: it is made again, before anything else."""
-        for bucket in self._open.values():
-            if not bucket.settled:
-                self._keyspace.run("commit", *bucket.commit_values(sealed=False))
-                bucket.settled = True
-
-    def _give_up(self, buckets: dict[str, Bucket]) -> None:
-        for game in buckets:
-            self._open.pop(game, None)
+    def _give_up(self, group: _Group) -> None:
+        for bucket, _ in group.commits:
+            bucket.dead = True
 
     def _seal_all(self) -> None:
         try:
+            self._settle()
             for bucket in self._open.values():
-                self._keyspace.run("commit", *bucket.commit_values(sealed=True))
+                if not bucket.dead:
+                    self._keyspace.run("commit", *bucket.commit_values(sealed=True))
         except SparringError as error:  # readers go on looking at it for more, which is all that is lost
             log.warning("a bucket stays open: %s", error)
 
@@ -496,6 +562,45 @@ class Writer:
         with self._keyspace.asking():
             for future in futures:
                 future.result()
+
+
+def _fail(works: Iterable[_Append], error: Exception) -> None:
+    for work in works:
+        if not work.future.done():
+            work.future.set_exception(error)
+
+
+def _game(a: _Arrival) -> str:
+    return a.fragment.game
+
+
+def _short(key: bytes) -> int:
+    return int.from_bytes(key[-8:], "big")
+
+
+def _sort(arrivals: dict[str, list[_Arrival]], known: dict[str, bytes], contested: set[str]) -> list[_Arrival]:
+    """Those that are new; sets the outcomes of all but the contested, whose callers are told to come again."""
+    if not known and not contested and all([len(same) == 1 for same in arrivals.values()]):  # the usual case
+        new = [same[0] for same in arrivals.values()]
+        for work in {id(a.work): a.work for a in new}.values():
+            work.outcomes = [Outcome.STORED] * len(work.outcomes)
+        return new
+    for name in contested:
+        why = "another writer is just storing the same fragments: try again in a second"
+        _fail([a.work for a in arrivals[name]], _Contested(why))
+    new = []
+    for name, same in arrivals.items():
+        live = [a for a in same if not a.work.future.done()]
+        body: bytes | memoryview | None = known.get(name)
+        if body is None and live and live[0] is same[0]:
+            new.append(live[0])
+            live[0].work.outcomes[live[0].index] = Outcome.STORED
+            body, live = live[0].body, live[1:]
+        for a in live:
+            if body is None:  # its first failed, and with it the place that was claimed
+                _fail([a.work], _Contested("the same fragment came with an upload that failed: try again"))
+            a.work.outcomes[a.index] = Outcome.DUPLICATE if body == a.body else Outcome.CONFLICT
+    return [a for a in new if not a.work.future.done()]
 
 
 def _part(a: _Arrival) -> Part:

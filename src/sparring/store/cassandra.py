@@ -4,7 +4,7 @@
   writer, who opens the next one when it has 64 MiB: their number follows the load. A fragment's place in its bucket is
   the number of steps until it, so a random step finds its fragment with one look-up (`sample`).
 - `bucket`: the directory. What lies behind a bucket's committed `steps` does not exist. (`buckets`: how it is written.)
-- `claim`: by fragment id, where it went: a pure function of the id says where to look, whatever day it comes again.
+- `claim`: where ids went: a pure function of the id says where to look, whatever day and to whomever it comes again.
 - `record`: what each commit held without the columns: counts, players, versions and episodes are folds of these.
 - `merge`: the order of it all, decided by readers. (`order`: why `tail` misses nothing and repeats nothing.)
 
@@ -26,8 +26,8 @@ import numpy as np
 from sparring.errors import InputError, SparringError
 from sparring.experience import Fragment
 from sparring.games import Game
-from sparring.store.arrival import Submission, decode, require_same, stripes
-from sparring.store.buckets import GROUP, GROUP_FRAGMENTS, Part, Writer, decode_parts, encode_parts, locate
+from sparring.store.arrival import Submission, decode, require_checked, require_same, stripes
+from sparring.store.buckets import GROUP, GROUP_FRAGMENTS, Part, Writer, decode_parts, encode_parts
 from sparring.store.keyspace import Address, Keyspace
 from sparring.store.order import Directory, Episodes, Head, Order, Span, Totals
 from sparring.store.protocol import Episode, Outcome, PlayerStats, Stats, StoreBusy, Tail, VersionStats
@@ -40,7 +40,7 @@ PAGE = 2 << 20  # bytes asked for at once …
 AHEAD = 4  # … and questions on their way while one's answer is used: so much memory a reader takes
 EVERYTHING = 1 << 30  # a limit that is none
 PROBES = 64  # look-ups of `sample` on their way at once
-MISSES = 20  # rounds of probes that find little before a bucket's fragments are counted instead
+SPARSE = 50  # with fewer than one step in so many left by erasures, fragments are counted instead of probed for
 LOCK = 60  # seconds after which an eraser that died no longer keeps others waiting
 
 
@@ -74,11 +74,8 @@ class CassandraStore:
 
     def append(self, fragments: Sequence[Fragment]) -> list[Outcome]:
         """On the disks of as many replicas as the consistency asks for, as soon as Cassandra's commit log says so."""
-        writer, outcomes = self._writing(), []
-        submissions = [Submission(piece) for piece in _pieces(fragments)]
-        for submission in submissions:
-            outcomes += writer.append(submission)
-        return outcomes
+        require_checked(fragments)
+        return self._writing().append(Submission(piece) for piece in _pieces(fragments))
 
     def submit(self, fragments: Sequence[Fragment]) -> "Future[list[Outcome]]":
         writer = self._writing()
@@ -121,7 +118,6 @@ class CassandraStore:
             gone = [part for part in all_parts if part.player == player]
             if not gone:
                 continue
-            self._unclaim(partition, gone)
             # Neighbours in one go: a reader of what is left then meets few tombstones.
             futures = [keyspace.start("delete", *partition, *stretch) for stretch in _stretches(gone)]
             with keyspace.asking():
@@ -131,16 +127,6 @@ class CassandraStore:
             keyspace.run("replace record", left, *partition, place)
             erased += len(gone)
         return erased
-
-    def _unclaim(self, partition: tuple[str, int, int], gone: list[Part]) -> None:
-        keyspace = self._keyspace
-        futures = []
-        for begin, end in _stretches(gone):
-            for place, body in self._rows(partition, begin, end):
-                futures.append(keyspace.start("unclaim", *locate(decode(body).id), partition[2], place))
-        with keyspace.asking():
-            for future in futures:
-                future.result()
 
     def _writing(self) -> Writer:
         if self._writer is None:
@@ -233,38 +219,34 @@ class CassandraStore:
             if not more:
                 return
 
-    def _rows(self, partition: tuple[str, int, int], begin: int, end: int) -> Iterator[tuple[int, bytes]]:
-        return self._pages(self._keyspace.start("slice", *partition, begin, end, EVERYTHING, fetch_size=100))
-
     def sample(self, game: str, steps: int, rng: np.random.Generator) -> list[Fragment]:
         buckets = sorted((number, head) for number, head in self._directory(game).refresh().items() if head.steps)
         ends = np.cumsum([head.steps for _, head in buckets])
-        if not buckets or steps >= ends[-1] or self._few(game, steps):
-            return [f for piece in self.scan(game) for f in piece] if steps > 0 else []
+        total = int(ends[-1]) if buckets else 0
+        live = self._live(game, total)
+        if steps <= 0:
+            return []
+        if steps >= live:
+            return [f for piece in self.scan(game) for f in piece]
+        width = max(total // sum(head.fragments for _, head in buckets), 1)  # steps of a fragment, about
         drawn: list[Fragment] = []
-        missing, found, misses = steps, 1, 0
+        missing = steps
         while missing > 0:
-            width = (
-                sum(f.steps for f in drawn) / len(drawn) if drawn else ends[-1] / sum(h.fragments for _, h in buckets)
-            )
-            count = min(int(missing / max(width, 1)) + 1, PROBES)
-            if misses >= MISSES:
-                fragments = self._count(game, buckets, rng, count)
+            wanted = missing // width + 1
+            if live * SPARSE < total:
+                found = self._pick(game, buckets, rng, wanted)
             else:
-                fragments = self._probe(game, buckets, ends, rng.integers(ends[-1], size=count))
-            found = 0
-            for f in fragments:
+                found = self._probe(game, buckets, ends, rng.integers(total, size=min(wanted * total // live, PROBES)))
+            for f in found:
                 drawn.append(f)
-                found += 1
                 missing -= f.steps
                 if missing <= 0:
                     break
-            misses += 4 * found < count
         return drawn
 
-    def _few(self, game: str, steps: int) -> bool:
-        """Whether erasures left no more than so many steps. Without one, the directory says how many there are."""
-        return bool(self._keyspace.run("erasure", game)) and self._totals(game).steps <= steps
+    def _live(self, game: str, total: int) -> int:
+        """Steps that are not erased. Without any erasure, the directory says how many there are."""
+        return self._totals(game).steps if self._keyspace.run("erasure", game) else total
 
     def _probe(self, game: str, buckets: list[tuple[int, Head]], ends: Any, steps: Any) -> Iterator[Fragment]:
         """The fragments that hold these steps, counted over all buckets; an erased one has none."""
@@ -281,7 +263,7 @@ class CassandraStore:
                 if end - fragment.steps <= place:
                     yield fragment
 
-    def _count(
+    def _pick(
         self, game: str, buckets: list[tuple[int, Head]], rng: np.random.Generator, count: int
     ) -> Iterator[Fragment]:
         """Where so much was erased that probes mostly find nothing: looks at the records of all there is."""

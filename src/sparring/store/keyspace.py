@@ -1,6 +1,7 @@
 """A Cassandra keyspace: its address, its tables and their migrations, and the connection with what callers are told
 when it fails. `cassandra` says what the tables mean."""
 
+import os
 import ssl
 import threading
 import urllib.parse
@@ -47,8 +48,10 @@ MIGRATIONS: tuple[tuple[str, ...], ...] = (
         """CREATE TABLE IF NOT EXISTS record (
         game text, day int, bucket int, place bigint, time double, parts blob,
         PRIMARY KEY ((game, day, bucket), place)) WITH compression = {{'class': '{compression}'}}""",
+        # latest: of each writer that claimed anything in the shard, the newest of its rows.
         """CREATE TABLE IF NOT EXISTS claim (
-        shard bigint, id blob, bucket int, place bigint, game text, PRIMARY KEY (shard, id, bucket, place))""",
+        shard bigint, writer bigint, seq int, latest map<bigint, int> STATIC, game text, bucket int, claims blob,
+        PRIMARY KEY (shard, writer, seq))""",
         """CREATE TABLE IF NOT EXISTS merge (
         game text, epoch int, at bigint, entry blob, PRIMARY KEY ((game, epoch), at))""",
         "CREATE TABLE IF NOT EXISTS erasure (game text PRIMARY KEY, mark uuid)",
@@ -81,9 +84,11 @@ STATEMENTS = {
     " USING TIMESTAMP 1",
     "replace record": f"UPDATE record SET parts = ? WHERE {PARTITION} AND place = ?",
     "records": f"SELECT place, time, parts FROM record WHERE {PARTITION} AND place > ? AND place <= ?",
-    "claim": "INSERT INTO claim (shard, id, bucket, place, game) VALUES (?, ?, ?, ?, ?) USING TIMESTAMP 1",
-    "claims": "SELECT id, bucket, place, game FROM claim WHERE shard = ? AND id IN ?",
-    "unclaim": "DELETE FROM claim WHERE shard = ? AND id = ? AND bucket = ? AND place = ?",
+    "claim": "UPDATE claim USING TIMESTAMP ? SET latest[?] = ?, game = ?, bucket = ?, claims = ?"
+    " WHERE shard = ? AND writer = ? AND seq = ?",
+    "latest": "SELECT latest FROM claim WHERE shard = ? LIMIT 1",
+    "claims": "SELECT writer, seq, game, bucket, claims FROM claim WHERE shard = ?",
+    "claims of": "SELECT writer, seq, game, bucket, claims FROM claim WHERE shard = ? AND writer = ? AND seq > ?",
     "merged": "SELECT entry FROM merge WHERE game = ? AND epoch = ? AND at >= ? LIMIT ?",
     "merged before": "SELECT entry FROM merge WHERE game = ? AND epoch = ? AND at <= ? ORDER BY at DESC LIMIT 1",
     "merge": "INSERT INTO merge (game, epoch, at, entry) VALUES (?, ?, ?, ?) IF NOT EXISTS",
@@ -101,7 +106,8 @@ CONDITIONAL = ("register", "open bucket", "merge", "take lock", "drop lock")
 
 
 class Address(msgspec.Struct, frozen=True):
-    """cassandra://[user:password@]host[:port][,host…]/keyspace[?option=value&…]"""
+    """cassandra://[user[:password]@]host[:port][,host…]/keyspace[?option=value&…]; a password may also be in the
+    environment, as CASSANDRA_PASSWORD."""
 
     hosts: tuple[tuple[str, int], ...]
     keyspace: str
@@ -131,7 +137,8 @@ class Address(msgspec.Struct, frozen=True):
             )
         fields: dict[str, Any] = {"hosts": tuple(_host(host) for host in hosts.split(",")), "keyspace": keyspace}
         if at:
-            fields |= {"user": urllib.parse.unquote(user), "password": urllib.parse.unquote(password)}
+            secret = urllib.parse.unquote(password) or os.environ.get("CASSANDRA_PASSWORD", "")
+            fields |= {"user": urllib.parse.unquote(user), "password": secret}
         if options.get("tls") not in (None, "true", "false"):
             raise InputError(f"tls is {options['tls']!r}: write tls=true")
         return cls(**(fields | options | {"tls": options.get("tls") == "true"}))

@@ -72,7 +72,7 @@ class Experiment(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     game: str  # a Gymnasium id or the path of a declaration
     algorithm: dict[str, Any]  # `name` and the hyperparameters that differ from the algorithm's own
     source: Literal["simulate", "store"] = "simulate"
-    store: str | None = None  # the data directory or store.db of `source: store`
+    store: str | None = None  # of `source: store`: a data directory, a file, or cassandra://HOST/KEYSPACE
     rollout: Rollout = Rollout()
     runner: Literal["local", "ray"] = "local"  # who runs rollout workers: this machine, or a Ray cluster
     resources: Resources = Resources()

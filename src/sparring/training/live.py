@@ -26,8 +26,7 @@ from sparring.games import Game
 from sparring.networks.policy import Policy
 from sparring.registry.manifest import DEFAULT_MODEL, DataSpan, Manifest
 from sparring.registry.registry import Registry
-from sparring.store.protocol import Store
-from sparring.store.sqlite import SqliteStore
+from sparring.store import Store, StoreAway, open_store
 from sparring.training import checkpoint
 from sparring.training.evaluate import play, summary
 from sparring.training.learner import create
@@ -215,15 +214,16 @@ class _Stop(Exception):
     pass
 
 
-def run(data: Path, settings: Settings, parent: int | None = None) -> None:
-    """Trains every game of the store until SIGTERM or SIGINT, or until the process `parent` is gone."""
-    store, registry = _open(data / "store.db", parent), Registry(data / "registry")
+def run(data: Path, settings: Settings, parent: int | None = None, address: str | None = None) -> None:
+    """Trains every game of the store (the directory's own, if no address is given) until SIGTERM or SIGINT, or until
+    the process `parent` is gone."""
+    store, registry = _open(address or str(data / "store.db"), parent), Registry(data / "registry")
     trainers: dict[str, GameTrainer] = {}
     failed: dict[str, float] = {}  # game → when to try again
     try:
         while parent is None or os.getppid() == parent:
             busy = False
-            for game in store.games():
+            for game in _games(store):
                 if time.monotonic() < failed.get(game.name, 0.0):
                     continue
                 directory = data / "trainer" / game.name
@@ -249,13 +249,22 @@ def run(data: Path, settings: Settings, parent: int | None = None) -> None:
         store.close()
 
 
-def _open(path: Path, parent: int | None) -> SqliteStore:
-    """The gateway creates the store: wait for it."""
-    while not path.exists():
+def _open(address: str, parent: int | None) -> Store:
+    """The gateway creates a store that is a file: wait for it."""
+    while "://" not in address and not Path(address).exists():
         if parent is not None and os.getppid() != parent:
             raise _Stop
         time.sleep(0.05)
-    return SqliteStore(path, readonly=True)
+    return open_store(address, readonly=True)
+
+
+def _games(store: Store) -> list[Game]:
+    try:
+        return store.games()
+    except StoreAway as error:
+        log.warning("%s", error)
+        time.sleep(1.0)
+        return []
 
 
 def _stop(signum: int, frame: FrameType | None) -> None:
@@ -267,6 +276,7 @@ def _stop(signum: int, frame: FrameType | None) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--data", type=Path, required=True)
+    parser.add_argument("--store", help="another store than the directory's")
     parser.add_argument("--parent", type=int, help="exit when this process, which started us, is gone")
     parser.add_argument("--settings", default="{}", help="Settings as JSON")
     args = parser.parse_args()
@@ -276,7 +286,7 @@ def main() -> None:
     for s in (signal.SIGTERM, signal.SIGINT):
         signal.signal(s, _stop)
     with contextlib.suppress(_Stop):
-        run(args.data, msgspec.json.decode(args.settings, type=Settings), args.parent)
+        run(args.data, msgspec.json.decode(args.settings, type=Settings), args.parent, args.store)
 
 
 if __name__ == "__main__":

@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 
 from sparring.errors import InputError
-from sparring.store.sqlite import SqliteStore
+from sparring.store import Store, open_store
 from sparring.training.experiment import Experiment
 from sparring.training.metrics import Row
 from sparring.training.trainee import OffPolicy, States
@@ -28,27 +28,21 @@ class Offline(OffPolicy):
 
     def prepare(self) -> None:
         assert self.experiment.store is not None
-        path = Path(self.experiment.store)
-        path = path / "store.db" if path.is_dir() else path
-        if not path.exists():
-            raise InputError(f"there is no store at {path}: record play with `sparring up` and a client first")
-        store = SqliteStore(path, readonly=True)
+        store = open_store(self.experiment.store, readonly=True)
         try:
             self._fill(store)
         finally:
             store.close()
 
-    def _fill(self, store: SqliteStore) -> None:
+    def _fill(self, store: Store) -> None:
         schemas = {game.name: game.schema for game in store.games()}
         if schemas.get(self.game.name) != self.game.schema:
             found = ", ".join(schemas) or "none"
             raise InputError(
                 f"{self.experiment.store} has no play of {self.game.name} with these spaces; games: {found}"
             )
-        cursor = 0
-        while (tail := store.tail(self.game.name, cursor)).fragments:
-            cursor = tail.cursor
-            for fragment in tail.fragments:
+        for fragments in store.scan(self.game.name):
+            for fragment in fragments:
                 if self.replay.rows + fragment.steps + 1 > self.replay.capacity:
                     raise InputError(
                         f"{self.experiment.store} has more play than algorithm.replay = {self.replay.capacity} rows: "
