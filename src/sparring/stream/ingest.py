@@ -342,6 +342,7 @@ def _session(options: Options) -> SparkSession:
     settings = {
         "spark.sql.execution.arrow.maxRecordsPerBatch": str(ARROW_ROWS),
         "spark.sql.streaming.minBatchesToRetain": "10",
+        "spark.python.authenticate.socketTimeout": "60s",  # a busy machine is slow to start a Python process
         "spark.log.level": "ERROR",
         "spark.ui.showConsoleProgress": "false",
     }

@@ -43,7 +43,7 @@ if os.environ["SPARRING_BOMBS_IN"] == "gateway":
     from sparring.stream.producer import Producer
 
     around(Producer, "_landed", before=("gateway",))  # the stream has it, and nobody was told
-elif "pip" not in sys.argv[0]:
+elif not {"sparring.cli", "pyspark.daemon"}.isdisjoint(sys.orig_argv):  # the driver, and what workers are forked from
     from sparring.stream import ingest, source
 
     around(source._Reading, "__init__", before=("reading",))
