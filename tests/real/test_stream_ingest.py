@@ -24,6 +24,7 @@ from sparring.experience import Fragment, new_id, wire
 from sparring.games import Box, Discrete, Game
 from sparring.store import open_store
 from sparring.stream import record
+from sparring.stream.ingest import __file__ as ingest_job
 from sparring.stream.kinesis import Kinesis, Put, default_directory
 from sparring.stream.producer import Producer
 
@@ -281,8 +282,8 @@ def test_a_gateway_killed_between_stream_and_client_loses_and_doubles_nothing(jo
     assert process.wait(30) == 0
 
 
-def test_it_stops_gracefully_and_goes_on_without_reading_again(job: Job) -> None:
-    """The last of those that share the job."""
+def test_it_stops_gracefully_and_the_platform_goes_on_without_reading_again(job: Job) -> None:
+    """The last of those that share the job: then `sparring up --stream` runs one of its own from its checkpoint."""
     batches, total = job.batches(), len(stored(job.store))
     assert job.status()["state"] == "running"
     assert job.stop() == 0
@@ -291,16 +292,26 @@ def test_it_stops_gracefully_and_goes_on_without_reading_again(job: Job) -> None
     assert sum(batch["fragments"] for batch in batches) == total
     assert sum(batch["rejected"] for batch in batches) == 11
     assert all(batch["lag"] >= 0 and batch["bytes"] >= 0 and batch["seconds"] > 0 for batch in batches)
-    producer = Producer(job.stream)
-    more = play(100, seed=99)
-    put(producer, more)
-    producer.close()
-    job.start("--once")
-    assert job.wait(180) == 0, job.log()
+    command = [sys.executable, "-m", "sparring.cli", "up", "--data", str(job.data), "--port", "0", "--no-train"]
+    with subprocess.Popen([*command, "--print-address", "--stream", job.stream.address], stdout=subprocess.PIPE) as up:
+        try:
+            assert up.stdout is not None
+            url = up.stdout.readline().decode().strip()
+            with Client(url, GAME, player="amy", directory=job.data / "client") as client:
+                for t in range(100):
+                    client.record([0, 0, 0, t], t % 2, 1.0, t == 99, False, [0, 0, 0, t + 1])
+                assert client.flush(60)
+            until(lambda: len(stored(job.store)) > total, "the platform's own job")
+            shown = urllib3.request("GET", f"{url}/v1/games/{GAME.name}/stats").json()
+            assert shown["stream"]["duplicates"] == 0
+        finally:
+            up.send_signal(signal.SIGINT)
+        assert up.wait(90) == 0
+    assert len(stored(job.store)) == total + 1
+    assert job.status()["state"] == "stopped"
     new = job.batches()[len(batches) :]
-    assert sum(batch["fragments"] for batch in new) == 100
+    assert sum(batch["fragments"] for batch in new) == 1
     assert sum(batch["duplicates"] for batch in new) == 0
-    assert len(stored(job.store)) == total + 100
 
 
 WORKER = ("reading", "read", "before", "inside", "after")
@@ -314,7 +325,8 @@ def test_spark_killed_before_inside_and_after_the_sink_stores_everything_once(
     task: before they read, when they have read a page, before they store, when one chunk is stored and others may not
     be, and when all is stored and nobody knows; Spark does the task again. Five of the driver: before a batch, when the
     batch is stored but not noted, its Java process before a batch, when the batch is noted but Spark not told, and when
-    Spark has not committed it; another process goes on from the checkpoint."""
+    Spark has not committed it; another process goes on from the checkpoint, and in the end
+    `spark-submit` of the job's file brings the rest."""
     bombs = tmp_path / "bombs"
     bombs.mkdir()
     job = Job(server.stream(3), tmp_path, cassandra_address, bombs)
@@ -345,9 +357,11 @@ def test_spark_killed_before_inside_and_after_the_sink_stores_everything_once(
             assert code == (1 if driver == "java" else -signal.SIGKILL), job.log()
         assert deaths == 25
         producer.close()
-        job.bombs = None
-        job.start("--once")
-        assert job.wait(240) == 0, job.log()
+        submit = [str(Path(sys.executable).with_name("spark-submit")), "--master", "local[2]", ingest_job]
+        submit += ["--stream", job.stream.address, "--store", job.store, "--directory", str(job.directory), "--once"]
+        env = dict(os.environ) | {"PYSPARK_PYTHON": sys.executable, "SPARK_LOCAL_IP": "127.0.0.1"}
+        done = subprocess.run(submit, env=env, capture_output=True, text=True, timeout=300)
+        assert done.returncode == 0, done.stderr[-3000:]
         assert by_id(stored(job.store)) == by_id(sent)
     finally:
         job.kill()
