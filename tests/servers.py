@@ -11,7 +11,8 @@ import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from cassandra.cluster import Cluster, NoHostAvailable, Session
+from cassandra.cluster import EXEC_PROFILE_DEFAULT, Cluster, ExecutionProfile, NoHostAvailable, Session
+from cassandra.policies import RoundRobinPolicy
 
 ROOT = Path(__file__).parent.parent
 START_TIMEOUT = 120.0
@@ -107,7 +108,7 @@ seed_provider:
                 break
             time.sleep(0.1)
         while True:
-            cluster = Cluster([self.host], port=self.port)
+            cluster = self._cluster()
             try:
                 cluster.connect().execute("SELECT now() FROM system.local")
                 return
@@ -117,9 +118,13 @@ seed_provider:
             finally:
                 cluster.shutdown()
 
+    def _cluster(self) -> Cluster:
+        profile = ExecutionProfile(RoundRobinPolicy(), request_timeout=60.0)
+        return Cluster([self.host], self.port, protocol_version=5, execution_profiles={EXEC_PROFILE_DEFAULT: profile})
+
     @contextlib.contextmanager
     def session(self, keyspace: str | None = None) -> Iterator[Session]:
-        cluster = Cluster([self.host], port=self.port)
+        cluster = self._cluster()
         try:
             yield cluster.connect(keyspace)
         finally:
@@ -128,7 +133,7 @@ seed_provider:
     def empty(self, keyspace: str, tables: Iterable[str]) -> None:
         """New tables would take seconds."""
         with self.session(keyspace) as session:
-            futures = [session.execute_async(f"TRUNCATE {table}", timeout=60.0) for table in tables]
+            futures = [session.execute_async(f"TRUNCATE {table}") for table in tables]
             for future in futures:
                 future.result()
 

@@ -11,15 +11,16 @@ the last look. Only an id that was claimed before is looked up by itself.
 
 Two writers with the same fragment: each claims before it looks, so at least one of them sees the other's claim. Who
 sees one that is committed answers "duplicate"; who sees one that is not must not store: the other may be about to. The
-caller is told to come again (`StoreBusy`), and soon the claim is committed, or its writer has failed. A writer gives a
-group up after `DEADLINE`, so a claim that others see uncommitted for `PATIENCE` is taken over; of two who wait for each
-other the one with the lower bucket goes first. All by monotonic clocks of one process: what the clock on the wall does
-is of no consequence.
+caller is told to come again (`StoreBusy`), and soon the claim is committed, or withdrawn, by a commit that has nothing
+at its place, because the other saw ours. A claim whose writer has failed is neither; but a writer gives a group up
+after `DEADLINE`, so one that others see uncommitted for `PATIENCE` is taken over. By the monotonic clock of one
+process: what the clock on the wall does is of no consequence.
 """
 
 import hashlib
 import logging
 import queue
+import random
 import threading
 import time
 import uuid
@@ -166,7 +167,7 @@ class _Group:
     def __init__(self, works: list[_Append], started: float) -> None:
         self.works, self.started = works, started
         self.futures: list[Any] = []
-        self.commits: list[tuple[Bucket, Row]] = []
+        self.commits: dict[Bucket, Row] = {}
 
 
 class _Contested(StoreBusy):
@@ -217,7 +218,7 @@ class Writer:
             try:
                 return work.future.result()
             except _Contested:
-                time.sleep(0.5)
+                time.sleep(random.uniform(0.02, 0.3))  # not all at the same time again
                 work = self._put(work.submission, wait=True)
 
     def refuse(self, refusal: Refusal) -> None:
@@ -309,11 +310,11 @@ class Writer:
         if not arrivals:
             return
         buckets = self._place([same[0] for same in arrivals.values()])
-        group.commits = [(bucket, ()) for bucket in buckets.values()]  # to be given up with the group
+        group.commits = dict.fromkeys(buckets.values(), ())
         known, contested = self._claim([same[0] for same in arrivals.values()], buckets)
-        new = _sort(arrivals, known, contested)
-        group.commits.clear()
-        self._put_rows(group, new, buckets)
+        self._put_rows(group, _sort(arrivals, known, contested), buckets)
+        # Also where nothing is new: places that were claimed in vain are then known not to be used.
+        group.commits = {bucket: bucket.commit_values() for bucket in buckets.values()}
 
     def _belongs(self, work: _Append) -> bool:
         for name, schema in work.submission.games:
@@ -408,8 +409,7 @@ class Writer:
                 asked.append((a, self._keyspace.start("get", game, day, number, place)))
             elif (game, number) not in self._mine:
                 since = self._seen.setdefault((game, number, place), time.monotonic())
-                first = (a.fragment.game, buckets[a.fragment.game].number) < (game, number)
-                if time.monotonic() < since + (PATIENCE if first else 2 * PATIENCE):
+                if time.monotonic() < since + PATIENCE:
                     contested.add(a.fragment.id)
         known: dict[str, bytes] = {}
         with self._keyspace.asking():
@@ -444,7 +444,6 @@ class Writer:
             bucket, some = buckets[game], list(same)
             bucket.fragments += len(some)
             bucket.bytes += sum([a.size for a in some])
-            group.commits.append((bucket, bucket.commit_values()))
             parts = encode_parts([_part(a) for a in some])
             group.futures.append(self._keyspace.start("put record", *bucket.partition, bucket.steps, now, parts))
             batch: list[Row] = []
@@ -480,7 +479,7 @@ class Writer:
             with self._keyspace.asking():
                 for future in group.futures:
                     future.result()
-            if time.monotonic() > group.started + DEADLINE or any(bucket.dead for bucket, _ in group.commits):
+            if time.monotonic() > group.started + DEADLINE or any(bucket.dead for bucket in group.commits):
                 raise StoreAway(f"{self._keyspace.address} takes longer than {DEADLINE:g} s: try again later")
         except BaseException:
             self._give_up(group)
@@ -522,7 +521,7 @@ class Writer:
         return Bucket(game, day, number)
 
     def _give_up(self, group: _Group) -> None:
-        for bucket, _ in group.commits:
+        for bucket in group.commits:
             bucket.dead = True
 
     def _seal_all(self) -> None:

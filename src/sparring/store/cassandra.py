@@ -18,7 +18,6 @@ import uuid
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future
-from itertools import islice
 from typing import Any, TypeVar
 
 import numpy as np
@@ -35,7 +34,8 @@ from sparring.store.protocol import Episode, Outcome, PlayerStats, Stats, StoreB
 __all__ = ["CassandraStore"]
 
 T = TypeVar("T")
-ANSWER = 64 << 20  # bytes in one answer of `tail`: fragments of images are large
+ANSWER = 32 << 20  # bytes in one answer of `tail` or piece of `scan`: fragments of images are large
+PIECE = 1000  # fragments in a piece
 PAGE = 2 << 20  # bytes asked for at once …
 AHEAD = 4  # … and questions on their way while one's answer is used: so much memory a reader takes
 EVERYTHING = 1 << 30  # a limit that is none
@@ -155,7 +155,7 @@ class CassandraStore:
         """Rows after the cursor, each with its span and the cursor where that begins."""
         spans: list[tuple[int, Span]] = []
         wanted = 0
-        for entry in order.entries(after):
+        for entry in order.entries(after, enough=lambda: bool(spans)):
             at = entry.at
             for span in entry.spans:
                 end = at + span.end - span.begin
@@ -172,7 +172,8 @@ class CassandraStore:
                     yield row
                 if found:
                     return  # the caller has what they want, or will ask again
-                spans, wanted = [], 0  # all erased
+                spans.clear()  # all erased
+                wanted = 0
         yield from self._read(game, _joined(spans), limit)
 
     def scan(self, game: str, share: int = 0, of: int = 1) -> Iterator[list[Fragment]]:
@@ -181,8 +182,15 @@ class CassandraStore:
             for bucket, head in sorted(self._directory(game).refresh().items())
             for begin, end in stripes(0, head.steps, share, of, salt=bucket)
         ]
-        rows = self._read(game, _joined(spans), EVERYTHING)
-        while piece := [decode(body) for _, (_, body) in islice(rows, 1000)]:
+        piece: list[Fragment] = []
+        size = 0
+        for _, (_, body) in self._read(game, _joined(spans), EVERYTHING):
+            piece.append(decode(body))
+            size += len(body)
+            if len(piece) == PIECE or size >= ANSWER:
+                yield piece
+                piece, size = [], 0
+        if piece:
             yield piece
 
     def _read(

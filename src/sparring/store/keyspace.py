@@ -2,6 +2,7 @@
 when it fails. `cassandra` says what the tables mean."""
 
 import os
+import re
 import ssl
 import threading
 import urllib.parse
@@ -213,7 +214,6 @@ class Keyspace:
             with self.asking():
                 self._session = self._cluster.connect()
                 self._require_tables()
-                self._session.set_keyspace(address.keyspace)
                 self._prepared = {name: self._prepare(name, cql) for name, cql in STATEMENTS.items()}
                 self.batch_bytes = self._batch_bytes()
         except BaseException:
@@ -292,7 +292,7 @@ class Keyspace:
         return level
 
     def _prepare(self, name: str, cql: str) -> Any:
-        prepared = self._session.prepare(cql)
+        prepared = self._session.prepare(re.sub(r"\b(FROM|INTO|UPDATE) ", rf"\1 {self.address.keyspace}.", cql))
         prepared.consistency_level = self._consistency
         prepared.is_idempotent = name not in CONDITIONAL
         if name in CONDITIONAL:

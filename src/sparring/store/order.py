@@ -15,7 +15,7 @@ A reader is as fresh as its last look at the buckets: `tail` looks whenever it r
 
 import threading
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import msgspec
@@ -111,12 +111,13 @@ class Order:
         self._lock = threading.Lock()
         self._kept: OrderedDict[int, Entry] = OrderedDict()  # by where they begin
 
-    def entries(self, after: int) -> Iterator[Entry]:
-        """From the one that holds the step after the cursor on; the log is extended when it is at its end."""
+    def entries(self, after: int, enough: Callable[[], bool] = lambda: False) -> Iterator[Entry]:
+        """From the one that holds the step after the cursor on; the log is extended when it is at its end, unless the
+        caller has `enough` by then."""
         entry = self._holding(after)
         if entry is not None and entry.end > after:
             yield entry
-        while (entry := self._next(entry)) is not None:
+        while (entry := self._next(entry, enough)) is not None:
             yield entry
 
     def tip(self) -> int:
@@ -151,17 +152,15 @@ class Order:
                 return self._keep(_decode(entry))
         return None
 
-    def _next(self, entry: Entry | None) -> Entry | None:
+    def _next(self, entry: Entry | None, enough: Callable[[], bool] = lambda: False) -> Entry | None:
         at = entry.end if entry else 0
         with self._lock:
             kept = self._kept.get(at)
         if kept is not None:
             return kept
-        if entry is None or entry.at in self._kept:
-            following = self._read(at)
-            if following is not None:
-                return following
-        proposal = self._propose(entry, at)
+        if (following := self._read(at)) is not None:
+            return following
+        proposal = None if enough() else self._propose(entry, at)
         if proposal is None:
             return None
         applied, row = self._keyspace.applied("merge", self._game, at >> EPOCH, at, _encode(proposal))

@@ -231,6 +231,9 @@ def run(data: Path, settings: Settings, parent: int | None = None, address: str 
                     if game.name not in trainers:
                         trainers[game.name] = GameTrainer(store, registry, directory, game, settings)
                     busy |= trainers[game.name].turn()
+                except StoreAway as error:  # it comes back; what was learned stays
+                    log.warning("%s: %s", game.name, error)
+                    time.sleep(1.0)
                 except (SparringError, ValueError, ArithmeticError, OSError, RuntimeError) as error:
                     # One game's trouble must not stop the others: it is shown, logged, and tried again.
                     log.exception("%s: training failed", game.name)
@@ -245,7 +248,8 @@ def run(data: Path, settings: Settings, parent: int | None = None, address: str 
     finally:
         for trainer in trainers.values():
             trainer.checkpoint()
-            trainer.write_status("stopped")
+            with contextlib.suppress(StoreAway):
+                trainer.write_status("stopped")
         store.close()
 
 

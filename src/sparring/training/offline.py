@@ -1,9 +1,11 @@
 """Learning from what is in a store, without playing: offline algorithms, and off-policy ones on recorded play."""
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from sparring.errors import InputError
+from sparring.experience import Fragment
 from sparring.store import Store, open_store
 from sparring.training.experiment import Experiment
 from sparring.training.metrics import Row
@@ -41,7 +43,7 @@ class Offline(OffPolicy):
             raise InputError(
                 f"{self.experiment.store} has no play of {self.game.name} with these spaces; games: {found}"
             )
-        for fragments in store.scan(self.game.name):
+        for fragments in self._pieces(store):
             for fragment in fragments:
                 if self.replay.rows + fragment.steps + 1 > self.replay.capacity:
                     raise InputError(
@@ -54,6 +56,15 @@ class Offline(OffPolicy):
         if not len(self.replay):
             raise InputError(f"{self.experiment.store} has no play of {self.game.name} yet")
         self.steps = len(self.replay)
+
+    def _pieces(self, store: Store) -> Iterator[list[Fragment]]:
+        if self.experiment.runner == "local":
+            return store.scan(self.game.name)
+        from sparring.training.loaders import load
+
+        e = self.experiment
+        assert e.store is not None
+        return load(e.store, self.game.name, e.rollout.workers, e.resources)
 
     def iterate(self) -> Row:
         self.debt += self.experiment.iteration
