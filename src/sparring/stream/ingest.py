@@ -36,7 +36,7 @@ from sparring.errors import InputError, SparringError
 from sparring.experience import Fragment, validate
 from sparring.games import Game
 from sparring.store import open_store
-from sparring.store.protocol import Outcome, Store
+from sparring.store.protocol import Outcome, Store, StoreAway, StoreBusy
 from sparring.stream import record
 from sparring.stream.kinesis import Kinesis
 from sparring.stream.source import CLOSED, KinesisSource, Mark, Positions, Reached
@@ -44,6 +44,7 @@ from sparring.stream.source import CLOSED, KinesisSource, Mark, Positions, Reach
 __all__ = ["Batch", "Options", "Result", "Sink", "main", "run"]
 
 CHUNK = 4 << 20  # bytes of fragments appended at once
+PATIENCE = 120.0  # seconds with a store that is busy or away, until the task fails
 PENDING = 2  # chunks that wait while one is written
 ARROW_ROWS = 16  # a row may be a MiB, and some rows together go through the JVM
 MAX_TEXT = 300
@@ -177,9 +178,23 @@ class Sink:
 
     def _append(self, fragments: list[Fragment]) -> None:
         self._sent.append(fragments)
-        self._pending.append(self._writer.submit(self._store.append, fragments))
+        self._pending.append(self._writer.submit(self._store_patiently, fragments))
         if len(self._pending) > PENDING:
             self._written()
+
+    def _store_patiently(self, fragments: list[Fragment]) -> list[Outcome]:
+        """A store that is busy or away comes back; and what a killed writer left half-done is cleared up only by one
+        that keeps asking, not by the next process that a failed task gets."""
+        until, delay = time.monotonic() + PATIENCE, 0.1
+        while True:
+            try:
+                return self._store.append(fragments)
+            except (StoreBusy, StoreAway) as error:
+                if time.monotonic() > until:
+                    raise
+                log.warning("the store does not take it yet: %s", error)
+                time.sleep(delay)
+                delay = min(2 * delay, 2.0)
 
     def _written(self) -> None:
         result = self.result

@@ -44,8 +44,11 @@ if os.environ["SPARRING_BOMBS_IN"] == "gateway":
 
     around(Producer, "_landed", before=("gateway",))  # the stream has it, and nobody was told
 elif not {"sparring.cli", "pyspark.daemon"}.isdisjoint(sys.orig_argv):  # the driver, and what workers are forked from
+    from sparring.store import buckets
     from sparring.stream import ingest, source
 
+    # What a dead writer left half-done is taken over by the same rules, sooner.
+    buckets.DEADLINE, buckets.PATIENCE = 6.0, 8.0
     around(source._Reading, "__init__", before=("reading",))
     around(source, "_rows", after=("read",))  # a page was fetched, nothing of it is stored
     around(ingest.Sink, "take", before=("before",))
