@@ -28,7 +28,7 @@ from sparring.stream.ingest import __file__ as ingest_job
 from sparring.stream.kinesis import Kinesis, Put, default_directory
 from sparring.stream.producer import Producer
 
-pytestmark = [pytest.mark.real, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.real, pytest.mark.timeout(900)]
 MINED = os.pathsep.join(filter(None, [str(Path(__file__).parent / "bombs"), os.environ.get("PYTHONPATH")]))
 # A small JVM that starts fast; the tasks of one batch may die a hundred times.
 SPARK = ["--master", "local[2,100]", "--conf", "spark.ui.enabled=false", "--conf", "spark.driver.memory=512m"]
