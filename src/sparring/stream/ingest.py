@@ -239,6 +239,7 @@ class _Job:
     positions: Positions
     status: StreamStatus
     stopping: threading.Event = field(default_factory=threading.Event)
+    saying: threading.Lock = field(default_factory=threading.Lock)  # batches and signs of life are two threads'
 
     def batch(self, rows: DataFrame, number: int) -> None:
         """A micro-batch of Spark: all of it is stored, and how far it came is written down, when it returns."""
@@ -270,8 +271,9 @@ class _Job:
         self.told(done)
 
     def say(self, **news: Any) -> None:
-        self.status = msgspec.structs.replace(self.status, **news, updated=time.time())
-        write_whole(self.options.directory / "status.json", msgspec.json.encode(self.status))
+        with self.saying:
+            self.status = msgspec.structs.replace(self.status, **news, updated=time.time())
+            write_whole(self.options.directory / "status.json", msgspec.json.encode(self.status))
 
 
 def run(options: Options, told: Callable[[Batch], None] = lambda batch: None) -> None:
