@@ -239,7 +239,7 @@ class _Job:
     positions: Positions
     status: StreamStatus
     stopping: threading.Event = field(default_factory=threading.Event)
-    saying: threading.Lock = field(default_factory=threading.Lock)  # batches and signs of life are two threads'
+    saying: threading.Lock = field(default_factory=threading.Lock)  # batches and signs of life are two threads
 
     def batch(self, rows: DataFrame, number: int) -> None:
         """A micro-batch of Spark: all of it is stored, and how far it came is written down, when it returns."""
