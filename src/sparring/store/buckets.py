@@ -481,10 +481,10 @@ class Writer:
                     future.result()
             if time.monotonic() > group.started + DEADLINE or any(bucket.dead for bucket in group.commits):
                 raise StoreAway(f"{self._keyspace.address} takes longer than {DEADLINE:g} s: try again later")
-        except BaseException:
+            self._settle()
+        except BaseException:  # what it put must not come in with the next group
             self._give_up(group)
             raise
-        self._settle()
         self._unsettled.update(group.commits)
         self._settle()
         for work in group.works:

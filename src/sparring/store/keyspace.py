@@ -361,7 +361,7 @@ def init(address: Address) -> str:
 
 def _migrate(session: Any, address: Address, nodes: int) -> str:
     name, found = address.keyspace, _version(session, address)
-    replication = _replication(address.replication or str(min(nodes, 3)))
+    replication = _replication(address.replication or str(min(max(nodes, len(address.hosts)), 3)))
     if found == 0:
         session.execute(f"CREATE KEYSPACE IF NOT EXISTS {name} WITH replication = {replication}", timeout=60.0)
     elif address.replication is not None:
