@@ -23,7 +23,7 @@ types: .venv/.dev
 	.venv/bin/mypy
 
 bench: .venv/.dev  ## the figures of docs/benchmarks.md; the machine should have nothing else to do
-	for name in store ingest client; do .venv/bin/python benchmarks/$$name.py || exit 1; done
+	for name in store cassandra_store ingest client; do .venv/bin/python benchmarks/$$name.py || exit 1; done
 
 peers: .venv/.dev .venv-peers/.installed  ## speed beside SB3, SBX and RLlib (6 GB of their wheels)
 	.venv/bin/python benchmarks/peers.py

@@ -45,6 +45,7 @@ class CassandraNode:
         heap: str = "640m",
         port: int | None = None,
         storage_port: int | None = None,
+        commitlog: str = "periodic\ncommitlog_sync_period: 100ms",
         settings: str = "",
         flags: tuple[str, ...] = ("-XX:TieredStopAtLevel=1",),  # starts in half the time, runs at half the speed
     ) -> None:
@@ -59,8 +60,7 @@ num_tokens: 4
 auto_bootstrap: false
 partitioner: org.apache.cassandra.dht.Murmur3Partitioner
 endpoint_snitch: SimpleSnitch
-commitlog_sync: periodic
-commitlog_sync_period: 100ms
+commitlog_sync: {commitlog}
 auto_snapshot: false
 listen_address: {host}
 rpc_address: {host}

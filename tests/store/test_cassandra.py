@@ -239,6 +239,25 @@ class TestWritersThatDie:
         assert_counts(store)
 
 
+def test_a_shard_of_ids_that_could_not_be_read_hides_no_duplicate(
+    opened: Callable[..., CassandraStore], monkeypatch
+) -> None:
+    sent, run = [fragment() for _ in range(5)], keyspace.Keyspace.run
+    opened().append(sent)
+    other = opened()
+
+    def away(self: keyspace.Keyspace, statement: str, *values: object) -> object:
+        if statement == "claims":
+            raise StoreAway("no answer")
+        return run(self, statement, *values)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(keyspace.Keyspace, "run", away)
+        with pytest.raises(StoreAway, match="no answer"):
+            other.append(sent)
+    assert other.append(sent) == [DUPLICATE] * 5
+
+
 def test_nothing_of_an_erased_player_is_left(opened: Callable[..., CassandraStore], cassandra: CassandraNode) -> None:
     store = opened()
     for _ in range(3):

@@ -195,6 +195,22 @@ class TestTail:
         assert store.tail("pole", -1).cursor > cursor
 
 
+class TestScan:
+    def test_shares_are_disjoint_and_together_all(self, store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr("sparring.store.arrival.STRIPE", 20)
+        sent = [fragment(steps=1 + i % 7) for i in range(60)]
+        store.append(sent)
+        store.append([fragment(game=MAZE)])
+        assert [f for piece in store.scan("pole") for f in piece] == sent
+        for of in (2, 5):
+            shares = [[f.id for piece in store.scan("pole", share, of) for f in piece] for share in range(of)]
+            assert sorted(name for share in shares for name in share) == sorted(f.id for f in sent)
+            assert all(shares)
+        with pytest.raises(InputError, match="no share 2 of 2"):
+            list(store.scan("pole", 2, 2))
+        assert list(store.scan("chess")) == []
+
+
 class TestSample:
     def test_at_least_as_many_steps_as_asked(self, store: Store) -> None:
         store.append([fragment(steps=s) for s in (1, 10, 100)])

@@ -374,15 +374,15 @@ class Writer:
 
     def _learn(self, number: int, latest: dict[int, int]) -> None:
         """Takes in what others claimed in the shard since we looked last."""
-        shard = self._shards.get(number)
-        if shard is None:
-            shard = self._shards[number] = _Shard()
+        shard = self._shards.get(number) or _Shard()
+        if number not in self._shards:
             rows = self._keyspace.run("claims", number)
         else:
             rows = []
             for writer, last in latest.items():
                 if writer != self._number and last > shard.seen.get(writer, 0):
                     rows += self._keyspace.run("claims of", number, writer, shard.seen.get(writer, 0))
+        self._shards[number] = shard  # only now that it was read: one that is known in part would hide duplicates
         self._shards.move_to_end(number)
         for writer, seq, _, _, claims in rows:
             if (writer, seq) not in self._fresh:
@@ -481,10 +481,10 @@ class Writer:
                     future.result()
             if time.monotonic() > group.started + DEADLINE or any(bucket.dead for bucket in group.commits):
                 raise StoreAway(f"{self._keyspace.address} takes longer than {DEADLINE:g} s: try again later")
-        except BaseException:
+            self._settle()
+        except BaseException:  # what it put must not come in with the next group
             self._give_up(group)
             raise
-        self._settle()
         self._unsettled.update(group.commits)
         self._settle()
         for work in group.works:

@@ -242,21 +242,21 @@ class Keyspace:
 
     def start(self, statement: str, *values: Any, fetch_size: int | None = None) -> Any:
         """Without waiting: the driver's future, to be asked for its result under `asking`."""
-        self.require_open()
         bound = self._prepared[statement].bind(values)
         if fetch_size is not None:
             bound.fetch_size = fetch_size
-        return self._session.execute_async(bound)
+        with self.asking():
+            return self._session.execute_async(bound)
 
     def start_batch(self, statement: str, rows: Iterable[Sequence[Any]]) -> Any:
         """Rows of one partition, which its replicas then take as a whole."""
-        self.require_open()
         batch = BatchStatement(BatchType.UNLOGGED, consistency_level=self._consistency)
         prepared = self._prepared[statement]
         for row in rows:
             batch.add(prepared, row)
         batch.is_idempotent = True
-        return self._session.execute_async(batch)
+        with self.asking():
+            return self._session.execute_async(batch)
 
     @contextmanager
     def asking(self) -> Iterator[None]:
@@ -361,7 +361,7 @@ def init(address: Address) -> str:
 
 def _migrate(session: Any, address: Address, nodes: int) -> str:
     name, found = address.keyspace, _version(session, address)
-    replication = _replication(address.replication or str(min(nodes, 3)))
+    replication = _replication(address.replication or str(min(max(nodes, len(address.hosts)), 3)))
     if found == 0:
         session.execute(f"CREATE KEYSPACE IF NOT EXISTS {name} WITH replication = {replication}", timeout=60.0)
     elif address.replication is not None:
