@@ -23,14 +23,14 @@ types: .venv/.dev
 	.venv/bin/mypy
 
 bench: .venv/.dev  ## the figures of docs/benchmarks.md; the machine should have nothing else to do
-	for name in store ingest client; do .venv/bin/python benchmarks/$$name.py || exit 1; done
+	for name in store cassandra_store ingest client; do .venv/bin/python benchmarks/$$name.py || exit 1; done
 
 peers: .venv/.dev .venv-peers/.installed  ## speed beside SB3, SBX and RLlib (6 GB of their wheels)
 	.venv/bin/python benchmarks/peers.py
 
 lock: .venv/.uv  ## refresh the pinned versions after a change of pyproject.toml
 	$(UV) pip compile --quiet --no-emit-index-url --universal --python-version 3.11 --extra platform pyproject.toml -o requirements/platform.txt
-	$(UV) pip compile --quiet --no-emit-index-url --universal --python-version 3.11 --extra platform --extra train --extra ray --extra tune --extra rllib --extra bullet --extra box2d --extra atari --group dev pyproject.toml -o requirements/dev.txt
+	$(UV) pip compile --quiet --no-emit-index-url --universal --python-version 3.11 --extra platform --extra train --extra ray --extra tune --extra rllib --extra cassandra --extra spark --extra bullet --extra box2d --extra atari --group dev pyproject.toml -o requirements/dev.txt
 	$(UV) pip compile --quiet --no-emit-index-url --universal --python-version 3.11 --group peers -o requirements/peers.txt
 
 .venv/.uv:

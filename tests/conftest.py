@@ -1,15 +1,17 @@
 """Fixtures that several folders of tests share."""
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
+from servers import CassandraNode, cassandra_node
 
 from sparring.games import Game
 from sparring.networks.policy import Policy
 from sparring.networks.spec import Head, Layer, feature_shape, param_shapes
+from sparring.store import keyspace
 
 # Compiling takes the longest of all in tests of learning: workers and runs share what one of them compiled.
 os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(Path(__file__).parent.parent / ".pytest_cache" / "jax"))
@@ -41,3 +43,26 @@ def random_policy() -> Callable[..., Policy]:
         return Policy(game, layers, head, params, exploration)
 
     return make
+
+
+@pytest.fixture(scope="session")
+def cassandra() -> Iterator[CassandraNode]:
+    """A node for all tests of this process; those who kill theirs start one of their own."""
+    with cassandra_node() as node:
+        yield node
+
+
+@pytest.fixture(scope="session")
+def cassandra_keyspace(cassandra: CassandraNode) -> str:
+    address = f"cassandra://{cassandra.address}/tests"
+    keyspace.init(keyspace.Address.parse(address))
+    with cassandra.session() as session:  # tables are then emptied without being written to disk first
+        session.execute("ALTER KEYSPACE tests WITH durable_writes = false")
+    return address
+
+
+@pytest.fixture
+def cassandra_address(cassandra: CassandraNode, cassandra_keyspace: str) -> str:
+    """The address of an empty store."""
+    cassandra.empty("tests", keyspace.TABLES)
+    return cassandra_keyspace

@@ -17,6 +17,7 @@ __all__ = [
     "Problem",
     "Rejected",
     "Snapshot",
+    "StreamStatus",
     "TrainerStatus",
     "Uploaded",
 ]
@@ -89,6 +90,31 @@ class TrainerStatus(msgspec.Struct, frozen=True):
     updated: float = 0.0
 
 
+class StreamStatus(msgspec.Struct, frozen=True):
+    """What the job that brings play from the stream to the store last said of itself. Counts are since it began."""
+
+    stream: str
+    state: str  # "running", "stopped", "failed: …"
+    batches: int = 0
+    records: int = 0  # of the stream
+    bytes: int = 0
+    fragments: int = 0  # new in the store
+    steps: int = 0
+    duplicates: int = 0  # were there already
+    rejected: int = 0  # in quarantine, or not readable at all
+    steps_per_s: float = 0.0  # of the newest batch
+    lag: float = 0.0  # seconds behind the stream's writers; 0: caught up
+    updated: float = 0.0
+
+    def behind(self, now: float) -> float:
+        """The lag at a later moment: a job that says nothing any more falls behind with the clock."""
+        silent = now - self.updated
+        return self.lag + (silent if silent > SILENCE else 0.0)
+
+
+SILENCE = 15.0  # seconds; a job says something every few
+
+
 class CurvePoint(msgspec.Struct, frozen=True, array_like=True):
     """A bin of finished episodes, for the return curve."""
 
@@ -120,6 +146,7 @@ class Snapshot(msgspec.Struct, frozen=True):
     players: list[PlayerStats]  # most recently seen first, at most 20
     curve: list[CurvePoint]  # at most 400
     trainer: TrainerStatus | None
+    stream: StreamStatus | None = None  # none: uploads go to the store
 
 
 class VersionRow(msgspec.Struct, frozen=True):

@@ -20,6 +20,8 @@ except ImportError:
 from sparring import __version__
 from sparring.bench import commands as bench
 from sparring.registry import commands as registry_commands
+from sparring.store import commands as stores
+from sparring.stream import commands as streams
 from sparring.training import commands, nodes
 from sparring.training.sweep import command as sweeps
 
@@ -71,10 +73,15 @@ def demo(
         "sparring up",
         "sparring up --data /srv/sparring --host 0.0.0.0 --port 80",
         "sparring up --registry 's3://my-bucket/bots?region=eu-west-1'",
+        "sparring up --store 'cassandra://10.0.0.1,10.0.0.2/play?consistency=LOCAL_QUORUM'",
+        "sparring up --stream 'kinesis://play?region=eu-central-1' --store cassandra://10.0.0.1/play",
     )
 )
 def up(
     data: DataOption = Path(".sparring"),
+    store: Annotated[
+        str | None, typer.Option(help="Another store than the directory's: cassandra://HOST[:PORT][,HOST…]/KEYSPACE.")
+    ] = None,
     host: Annotated[
         str, typer.Option(help="Address to listen on. There is no access control yet: keep it local.")
     ] = "127.0.0.1",
@@ -86,6 +93,10 @@ def up(
     ] = None,
     train: Annotated[bool, typer.Option(help="Run the trainer.")] = True,
     gateway: Annotated[bool, typer.Option(help="Run the gateway; without it, the trainer alone.")] = True,
+    stream: Annotated[
+        str | None, typer.Option(help="Uploads go over this stream: kinesis://NAME?region=REGION; see docs/stream.md.")
+    ] = None,
+    ingest: Annotated[bool, typer.Option(help="With --stream: run the job that brings it into the store.")] = True,
     print_address: Annotated[
         bool, typer.Option("--print-address", help="Print only the address, for scripts.")
     ] = False,
@@ -102,7 +113,7 @@ def up(
         raise InputError("--no-train --no-gateway leaves nothing to run: drop one of them")
     settings = msgspec.json.encode({"algorithm": algorithm, "publish_every": publish_every})
     if not gateway:
-        platform.train(data, registry=registry, settings=settings)
+        platform.train(data, store=store, registry=registry, settings=settings)
         return
 
     def ready(url: str) -> None:
@@ -115,7 +126,19 @@ def up(
         )
         console.print(f"Play against it: [bold]sparring play CartPole-v1 --server {url} --players 4[/]")
 
-    platform.up(data, host, port, registry=registry, settings=settings if train else None, ready=ready)
+    if stream is not None and ingest:
+        streams.require_spark()
+    platform.up(
+        data,
+        host,
+        port,
+        store=store,
+        registry=registry,
+        settings=settings if train else None,
+        ready=ready,
+        stream=stream,
+        ingest=ingest,
+    )
     if not print_address:
         Console().print("Stopped.")
 
@@ -408,6 +431,20 @@ app.add_typer(
     registry_commands.app,
     name="registry",
     epilog=_examples("sparring registry init 's3://my-bucket/bots?region=eu-west-1' --public"),
+)
+app.command(
+    epilog=_examples(
+        "sparring ingest --stream 'kinesis://play?region=eu-central-1' --store cassandra://10.0.0.7/sparring",
+        "sparring ingest --stream 'kinesis://play?region=eu-central-1' --master spark://10.0.0.8:7077",
+    )
+)(streams.ingest)
+app.add_typer(
+    streams.app, name="stream", epilog=_examples("sparring stream create 'kinesis://play?region=eu-central-1'")
+)
+app.add_typer(
+    stores.app,
+    name="store",
+    epilog=_examples("sparring store init cassandra://10.0.0.1,10.0.0.2/play", "sparring store stats .sparring"),
 )
 app.add_typer(nodes.app, name="cluster", epilog=_examples("sparring cluster up --head", "sparring cluster status"))
 app.add_typer(

@@ -16,13 +16,17 @@ import msgspec
 from sparring.errors import InputError
 from sparring.gateway.app import create_app, serve
 from sparring.registry.registry import Registry, RegistryError
-from sparring.store.sqlite import SqliteStore
+from sparring.store import open_store
+from sparring.store.protocol import Store
+from sparring.stream.kinesis import Kinesis, default_directory
+from sparring.stream.producer import Producer
+from sparring.stream.store import StreamedStore
 
 __all__ = ["train", "up"]
 
 log = logging.getLogger(__name__)
-STOP_TIMEOUT = 30.0  # seconds that the trainer gets for its last checkpoint
-RESTART_AFTER = 5.0  # seconds before a trainer that died is started again
+STOP_TIMEOUT = 30.0  # seconds that the trainer gets for its last checkpoint, and a batch to end
+RESTART_AFTER = 5.0  # seconds before a child that died is started again
 
 
 def up(
@@ -30,36 +34,45 @@ def up(
     host: str = "127.0.0.1",
     port: int = 8400,
     *,
+    store: str | None = None,
     registry: str | None = None,
     settings: bytes | None = b"{}",
     ready: Callable[[str], None] | None = None,
+    stream: str | None = None,
+    ingest: bool = True,
 ) -> None:
-    """Runs until SIGINT or SIGTERM, then stops cleanly; the next `up` on the same directory goes on. `registry`: where
-    models are published, if not under `data`. `settings`: the trainer's, as JSON; none: no trainer."""
+    """Runs until SIGINT or SIGTERM, then stops cleanly; the next `up` on the same directory goes on. `settings`: the
+    trainer's, as JSON; none: no trainer. `store` and `registry`: others than the directory's own, by their addresses.
+    With a `stream` uploads go over it to the store; `ingest`: by a job of ours."""
     published = _registry(data, registry)
     with _locked(data, "lock"), contextlib.ExitStack() as stack:
         if settings is not None:
             stack.enter_context(_locked(data, "trainer.lock"))
-        store = SqliteStore(data / "store.db")
-        stack.callback(store.close)
-        app = create_app(store, published, data / "trainer")
+        address = store or str(data / "store.db")
+        opened, status = open_store(address), None
+        if stream is not None:
+            opened, status = _streamed(opened, stream), default_directory(data, stream, address) / "status.json"
+        stack.callback(opened.close)
+        app = create_app(opened, published, data / "trainer", stream_status=status)
 
         def started(url: str) -> None:
             if settings is not None:  # only now: a port in use must not cost a trainer's start
-                stack.enter_context(_trainer(data, settings, registry))
+                stack.enter_context(_trainer(data, settings, store, registry))
+            if stream is not None and ingest:
+                stack.enter_context(_ingest(data, stream, address))
             if ready is not None:
                 ready(url)
 
         serve(app, host, port, started)
 
 
-def train(data: Path, *, registry: str | None = None, settings: bytes = b"{}") -> None:
+def train(data: Path, *, store: str | None = None, registry: str | None = None, settings: bytes = b"{}") -> None:
     """The trainer alone, in this process; the gateway is somewhere else."""
     _registry(data, registry)
     with _locked(data, "trainer.lock"):
         from sparring.training import live  # JAX, which a gateway does without
 
-        live.main(_trainer_words(data, settings, registry))
+        live.main(_trainer_words(data, settings, store, registry))
 
 
 def _registry(data: Path, address: str | None) -> Registry:
@@ -70,6 +83,12 @@ def _registry(data: Path, address: str | None) -> Registry:
     except RegistryError as error:
         log.warning("%s. Going on without it: bots are published and served when it is back", error)
     return registry
+
+
+def _streamed(store: Store, address: str) -> Store:
+    stream = Kinesis(address)
+    stream.summary()  # a wrong address or missing credentials are told now, not with the first upload
+    return StreamedStore(store, Producer(stream))
 
 
 @contextlib.contextmanager
@@ -92,16 +111,31 @@ def _locked(data: Path, name: str) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _trainer(data: Path, settings: bytes, registry: str | None) -> Iterator[None]:
-    """Keeps a trainer running. It writes to DIR/trainer.log and goes when we go, also when we are killed."""
+def _trainer(data: Path, settings: bytes, store: str | None, registry: str | None) -> Iterator[None]:
     command = [sys.executable, "-m", "sparring.training.live", "--parent", str(os.getpid())]
-    command += _trainer_words(data, settings, registry)
-    stopping = threading.Event()
+    command += _trainer_words(data, settings, store, registry)
     # Gateway, players and learner share the cores: a small network gains nothing from more threads than one.
-    env = {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": "--xla_cpu_multi_thread_eigen=false"} | os.environ
+    env = {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": "--xla_cpu_multi_thread_eigen=false"}
+    with _kept(command, data / "trainer.log", env | os.environ):
+        yield
+
+
+@contextlib.contextmanager
+def _ingest(data: Path, stream: str, store: str) -> Iterator[None]:
+    directory = default_directory(data, stream, store)
+    command = [sys.executable, "-m", "sparring.stream.ingest", "--stream", stream, "--store", store]
+    command += ["--directory", str(directory), "--master", "local[2]", "--parent", str(os.getpid())]
+    with _kept(command, data / "ingest.log", dict(os.environ)):
+        yield
+
+
+@contextlib.contextmanager
+def _kept(command: list[str], log: Path, env: dict[str, str]) -> Iterator[None]:
+    """Keeps a child running. It writes to `log` and goes when we go, also when we are killed."""
+    stopping = threading.Event()
 
     def keep() -> None:
-        with (data / "trainer.log").open("ab") as output:
+        with log.open("ab") as output:
             while not stopping.is_set():
                 with subprocess.Popen(
                     command, stdout=output, stderr=output, stdin=subprocess.DEVNULL, start_new_session=True, env=env
@@ -113,7 +147,7 @@ def _trainer(data: Path, settings: bytes, registry: str | None) -> Iterator[None
                         _wait(child)
                 stopping.wait(RESTART_AFTER)
 
-    thread = threading.Thread(target=keep, name="trainer-keeper")
+    thread = threading.Thread(target=keep, name=f"{log.stem}-keeper")
     thread.start()
     try:
         yield
@@ -122,9 +156,11 @@ def _trainer(data: Path, settings: bytes, registry: str | None) -> Iterator[None
         thread.join()
 
 
-def _trainer_words(data: Path, settings: bytes, registry: str | None) -> list[str]:
+def _trainer_words(data: Path, settings: bytes, store: str | None, registry: str | None) -> list[str]:
     words = ["--data", str(data), "--settings", msgspec.json.encode(msgspec.json.decode(settings)).decode()]
-    return words if registry is None else [*words, "--registry", registry]
+    for option, address in (("--store", store), ("--registry", registry)):
+        words += [] if address is None else [option, address]
+    return words
 
 
 def _wait(child: "subprocess.Popen[bytes]") -> None:

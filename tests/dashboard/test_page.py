@@ -7,16 +7,20 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlsplit
 
+import msgspec
 import numpy as np
 import picture
 import pytest
 from playwright.sync_api import Locator, Page, expect
 from stage import CARTPOLE, Platform, episode, snapshot, upload
 
-from sparring.api import TrainerStatus
+from sparring.api import StreamStatus, TrainerStatus
+from sparring.client.spool import write_whole
 from sparring.games import Box, Discrete, Game
+from sparring.gateway.app import background, create_app
 
 pytestmark = pytest.mark.real
 expect.set_options(timeout=20_000)
@@ -273,6 +277,26 @@ def test_a_trainer_that_failed_or_went_silent_is_told(platform: Platform, open_p
         expect(state).to_have_text(re.compile("training, silent for 2\u202fmin"))
         platform.say(TrainerStatus(CARTPOLE.name, "dqn", "failed: the loss is not finite", updated=time.time()))
         expect(state).to_have_text("failed: the loss is not finite")
+
+
+def test_the_stream_tells_how_far_its_job_is_behind(
+    platform: Platform, open_page: Callable[..., Page], tmp_path: Path
+) -> None:
+    play(platform)
+    path = tmp_path / "status.json"
+
+    def say(**news: Any) -> None:
+        status = StreamStatus("arena", "running", steps=1200, records=7, updated=time.time())
+        write_whole(path, msgspec.json.encode(msgspec.structs.replace(status, **news)))
+
+    say(lag=130.0, rejected=2)
+    with background(create_app(platform.store, platform.registry, stream_status=path)) as url:
+        line = open_page(url).locator("#stream")
+        expect(line).to_have_text(re.compile("Stream arena: 2\u202fmin behind; .* from 7 records, 2 rejected"))
+        say()
+        expect(line).to_have_text(re.compile("Stream arena: caught up"))
+        say(updated=time.time() - 125)
+        expect(line).to_have_text(re.compile("silent for 2\u202fmin"))
 
 
 def test_several_games_are_chosen_in_the_header_and_kept_in_the_address(

@@ -102,12 +102,15 @@ def test_a_demo_that_cannot_reach_its_goal_says_so(tmp_path: Path) -> None:
     assert "Traceback" not in done.stderr
 
 
-def test_up_goes_on_where_it_stopped(tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", ["sqlite", "cassandra"])
+def test_up_goes_on_where_it_stopped(tmp_path: Path, kind: str, request: pytest.FixtureRequest) -> None:
+    store = ["--store", request.getfixturevalue("cassandra_address")] if kind == "cassandra" else []
+
     def trained(url: str) -> Any:
         trainer = get(url, "/v1/games/CartPole-v1/stats")["trainer"]
         return trainer if trainer and trainer["updates"] > 0 else None
 
-    with platform(tmp_path) as (url, process):
+    with platform(tmp_path, *store) as (url, process):
         played = run("play", "CartPole-v1", "--server", url, "--players", "3", "--episodes", "40", "--seed", "1")
         assert played.returncode == 0, played.stderr
         assert "120 episodes" in played.stdout
@@ -123,7 +126,7 @@ def test_up_goes_on_where_it_stopped(tmp_path: Path) -> None:
         process.send_signal(signal.SIGINT)
         assert process.wait(60) == 0
     assert processes(tmp_path) == []
-    with platform(tmp_path) as (url, _):
+    with platform(tmp_path, *store) as (url, _):
         again = get(url, "/v1/games/CartPole-v1/stats")
         assert again["stats"] == stored
         assert again["episodes"] == 120

@@ -173,3 +173,21 @@ def test_a_path_where_nothing_can_be_made(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(SparringError, match="cannot be used"):
         SqliteStore(tmp_path / "file" / "store.db")
+
+
+def test_another_process_that_opens_and_closes_the_store_takes_nothing_away(tmp_path: Path) -> None:
+    """SQLite removes the log with the last connection: ours must count as one, also for other processes."""
+    path = tmp_path / "store.db"
+    store = SqliteStore(path)
+    store.register(POLE)
+    look = f"from sparring.store.sqlite import SqliteStore; SqliteStore({str(path)!r}, readonly=True).close()"
+    subprocess.run([sys.executable, "-c", look], check=True)
+    fragments = [fragment() for _ in range(5)]
+    store.append(fragments)
+    count = (
+        f"from sparring.store.sqlite import SqliteStore; s = SqliteStore({str(path)!r}, readonly=True);"
+        f"print(s.stats({POLE.name!r}).fragments)"
+    )
+    done = subprocess.run([sys.executable, "-c", count], check=True, capture_output=True, text=True)
+    assert done.stdout == "5\n"
+    store.close()

@@ -13,16 +13,22 @@ from store_samples import MAZE, POLE, assert_counts, cut, everything, fragment, 
 from sparring.errors import InputError, SparringError
 from sparring.experience import Fragment
 from sparring.games import Box, Discrete, Game
-from sparring.store import Episode, Outcome, Stats, Store
+from sparring.store import Episode, Outcome, Stats, Store, open_store
 from sparring.store.memory import MemoryStore
 from sparring.store.sqlite import SqliteStore
 
 STORED, DUPLICATE, CONFLICT = Outcome.STORED, Outcome.DUPLICATE, Outcome.CONFLICT
 
 
-@pytest.fixture(params=["sqlite", "memory"])
+@pytest.fixture(params=["sqlite", "memory", pytest.param("cassandra", marks=pytest.mark.real)])
 def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Store]:
-    store = SqliteStore(tmp_path / "store.db") if request.param == "sqlite" else MemoryStore()
+    match request.param:
+        case "sqlite":
+            store: Store = SqliteStore(tmp_path / "store.db")
+        case "memory":
+            store = MemoryStore()
+        case _:
+            store = open_store(request.getfixturevalue("cassandra_address"))
     store.register(POLE)
     store.register(MAZE)
     yield store
@@ -187,6 +193,22 @@ class TestTail:
         assert store.tail("pole", cursor).fragments == [new]
         store.erase("pole", "ann")
         assert store.tail("pole", -1).cursor > cursor
+
+
+class TestScan:
+    def test_shares_are_disjoint_and_together_all(self, store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr("sparring.store.arrival.STRIPE", 20)
+        sent = [fragment(steps=1 + i % 7) for i in range(60)]
+        store.append(sent)
+        store.append([fragment(game=MAZE)])
+        assert [f for piece in store.scan("pole") for f in piece] == sent
+        for of in (2, 5):
+            shares = [[f.id for piece in store.scan("pole", share, of) for f in piece] for share in range(of)]
+            assert sorted(name for share in shares for name in share) == sorted(f.id for f in sent)
+            assert all(shares)
+        with pytest.raises(InputError, match="no share 2 of 2"):
+            list(store.scan("pole", 2, 2))
+        assert list(store.scan("chess")) == []
 
 
 class TestSample:

@@ -18,6 +18,9 @@ import pytest
 
 from sparring import __version__ as sparring_version
 from sparring.errors import InputError, SparringError
+from sparring.experience.fragment import Columns, new_id, pack
+from sparring.games import catalog
+from sparring.store import open_store
 from sparring.training import checkpoint, loop
 from sparring.training.experiment import Experiment, Resources, Rollout, Stop
 
@@ -448,3 +451,38 @@ def test_down_stops_what_up_started_and_nothing_else(ray):
     assert not alive
     assert "nothing runs here" in sparring(*COMMAND, "cluster", "down")
     assert ray.get(ray.remote(num_cpus=0.1)(lambda: 7).remote(), timeout=60) == 7
+
+
+def test_loaders_read_a_store_together(ray, tmp_path):
+    """Offline: two actors read their shares, and the run learns from all of it, the same every time."""
+    from sparring.training.loaders import load  # imports Ray, which reads the token's place
+
+    game, rng = catalog.load("CartPole-v1"), np.random.default_rng(0)
+    db = open_store(str(tmp_path / "store.db"))
+    db.register(game)
+    sent = []
+    for i in range(30):
+        obs, action = rng.standard_normal((5001, 4)).astype("<f4"), rng.integers(0, 2, 5000).astype("<i4")
+        columns = Columns(obs, action, np.ones(5000, "<f4"))
+        sent.append(pack(game, columns, id=new_id(), player="p", episode=str(i), start=0, time=0.0, terminated=True))
+    db.append(sent)
+    db.close()
+    resources = Resources(actor_cpus=0.5)
+    read = [f for piece in load(str(tmp_path), game.name, 2, resources) for f in piece]
+    assert sorted(f.id for f in read) == sorted(f.id for f in sent)
+    assert [f.id for piece in load(str(tmp_path), game.name, 2, resources) for f in piece] == [f.id for f in read]
+    run = loop.train(
+        Experiment(
+            game="CartPole-v1",
+            algorithm={"name": "bc", "layers": [{"layer": "dense", "units": 8}], "batch": 64, "replay": 200_000},
+            source="store",
+            store=str(tmp_path),
+            runner="ray",
+            rollout=Rollout(workers=2),
+            resources=resources,
+            iteration=64,
+            stop=Stop(iterations=1),
+            out=str(tmp_path / "run"),
+        )
+    )
+    assert run.rows()[-1]["replay/transitions"] == 150_000

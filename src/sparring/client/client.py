@@ -67,6 +67,8 @@ class Player(Recorder):
 class Client:
     """`game`: the name of a game that the server knows, or a Game (or the path of its JSON) to register there.
 
+    url             a gateway's, or a stream's: kinesis://NAME?region=…
+    models          with a stream: a gateway's address, for bots; a stream has none
     registry        address of a public registry (https://…) to get bots from; if none, they come from the server
     directory       where unsent play and downloaded bots are kept; $SPARRING_CLIENT_DIR or ~/.sparring/client if none
     fragment_steps  steps per uploaded fragment at most; an episode's end always ends one
@@ -83,6 +85,7 @@ class Client:
         game: Game | str | Path,
         player: str,
         *,
+        models: str | None = None,
         registry: str | None = None,
         directory: str | Path | None = None,
         fragment_steps: int = 100,
@@ -92,7 +95,7 @@ class Client:
         queue_bytes: int = 64 << 20,
         spool_bytes: int = 256 << 20,
     ) -> None:
-        self._server = Server(url, timeout)
+        self._server = _connect(url, timeout, models)
         self._notices = Notices()
         self._fragment_steps, self._max_age, self._refresh = fragment_steps, max_age, refresh
         self._published: Published = OfServer(self._server) if registry is None else OfBucket(registry, timeout)
@@ -106,6 +109,7 @@ class Client:
             self.game, registered = declared, self._register(declared)
         else:
             self.game, registered = self._look_up(name), True
+        self._server.game = self.game
         self._models = Models(self._published, self.game, self.directory / "bots", self._notices)
         self._lock = threading.Lock()
         self._newest: dict[str, Newest] = {}
@@ -287,6 +291,16 @@ def public_bot(
 
 def _root(directory: str | Path | None) -> Path:
     return Path(directory or os.environ.get("SPARRING_CLIENT_DIR") or Path.home() / ".sparring" / "client")
+
+
+def _connect(url: str, timeout: float, models: str | None) -> Server:
+    if url.startswith("kinesis:"):
+        from sparring.stream.client import StreamServer  # most clients never need it
+
+        return StreamServer(url, timeout, models)
+    if models is not None:
+        raise InputError(f"models={models!r} is for clients of a stream: {url} has bots itself")
+    return Server(url, timeout)
 
 
 def _declared(game: Game | str | Path) -> Game | None:

@@ -16,6 +16,7 @@ import urllib3
 from sparring import __version__
 from sparring.api import Problem
 from sparring.errors import InputError, SparringError
+from sparring.games import Game
 
 __all__ = ["Answer", "Refused", "SchemaMismatch", "Server", "Unavailable"]
 
@@ -67,6 +68,8 @@ class Answer:
 
 
 class Server:
+    game: Game | None = None  # whose play is uploaded
+
     def __init__(self, url: str, timeout: float = 10.0) -> None:
         try:
             parts = urlsplit(url)

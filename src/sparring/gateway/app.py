@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -30,6 +31,7 @@ from sparring.gateway.server import background, serve
 from sparring.registry.manifest import Manifest
 from sparring.registry.registry import Registry
 from sparring.store.protocol import PlayerStats, Store
+from sparring.stream.store import StreamedStore
 
 __all__ = ["background", "create_app", "serve"]
 
@@ -48,11 +50,15 @@ class Health(msgspec.Struct, frozen=True):
 
 
 def create_app(
-    store: Store, registry: Registry, trainer_dir: Path | None = None, limits: Limits | None = None
+    store: Store,
+    registry: Registry,
+    trainer_dir: Path | None = None,
+    limits: Limits | None = None,
+    stream_status: Path | None = None,
 ) -> Starlette:
     """The gateway over a store and a registry, which stay the caller's to close. `trainer_dir` is where the trainer
-    writes its status, one folder per game."""
-    platform = _Platform(store, registry, trainer_dir, limits or Limits())
+    writes its status, one folder per game; `stream_status` is the file of the job between stream and store."""
+    platform = _Platform(store, registry, trainer_dir, limits or Limits(), stream_status)
     table = platform.operations()
     metrics = platform.metrics
 
@@ -91,12 +97,19 @@ def _routing_refusal(request: Request, error: HTTPException, routes: list[Route]
 class _Platform:
     """The parts of the gateway, and what needs several of them."""
 
-    def __init__(self, store: Store, registry: Registry, trainer_dir: Path | None, limits: Limits) -> None:
+    def __init__(
+        self,
+        store: Store,
+        registry: Registry,
+        trainer_dir: Path | None,
+        limits: Limits,
+        stream_status: Path | None,
+    ) -> None:
         self.store = store
         self.metrics = Metrics()
         self.games = Games(store)
         self.models = Models(registry, self.games)
-        self.live = Live(store, self.games, self.models, trainer_dir)
+        self.live = Live(store, self.games, self.models, trainer_dir, stream_status)
         self.ingest = Ingest(store, self.games, self.metrics, limits, self.live.changed)
         self.acting = Acting(self.games, self.models)
 
@@ -152,7 +165,31 @@ class _Platform:
             "Fragments stored that the trainer has not taken in.",
             [({"game": game}, float(s.trainer.lag)) for game, s in rows if s.trainer is not None],
         )
+        gauges |= self._stream_gauges()
         return Response(self.metrics.text(gauges), media_type="text/plain; version=0.0.4")
+
+    def _stream_gauges(self) -> dict[str, tuple[str, list[tuple[dict[str, str], float]]]]:
+        """Of the way over a stream, if there is one: what this gateway put there, and the job behind it."""
+        values: dict[str, tuple[str, float]] = {}
+        if isinstance(self.store, StreamedStore):
+            put = self.store.producer.counts
+            values |= {
+                "put_fragments": ("Fragments that this gateway put onto the stream.", put.fragments),
+                "put_records": ("Records that they made.", put.records),
+                "put_bytes": ("Bytes of these records.", put.bytes),
+                "put_retries": ("Times that the stream did not take a record at once.", put.retried),
+            }
+        if (job := self.live.stream()) is not None:
+            values |= {
+                "lag_seconds": ("How far the ingest job is behind the stream's writers.", job.behind(time.time())),
+                "batches": ("Batches of the ingest job since it began.", job.batches),
+                "records": ("Records that it read.", job.records),
+                "bytes": ("Bytes of these records.", job.bytes),
+                "steps": ("Steps that it brought into the store.", job.steps),
+                "duplicates": ("Fragments that were there already.", job.duplicates),
+                "rejected": ("Fragments and records that it refused.", job.rejected),
+            }
+        return {f"sparring_stream_{name}": (about, [({}, float(value))]) for name, (about, value) in values.items()}
 
     def operations(self) -> list[Operation]:
         game, model = "/v1/games/{game}", "/v1/games/{game}/models/{model}"

@@ -19,7 +19,7 @@ from sparring.errors import InputError, SparringError
 from sparring.experience.wire import TooLarge
 from sparring.gateway.metrics import Metrics
 from sparring.registry.registry import RegistryError
-from sparring.store.protocol import StoreBusy, StoreFull
+from sparring.store.protocol import StoreAway, StoreBusy, StoreFull
 
 __all__ = [
     "JSON",
@@ -42,6 +42,7 @@ BODY_TIMEOUT = 30.0  # seconds for a whole body: a client that sends slower than
 LINGER = 2.0  # seconds during which a refused client may go on sending, so that it gets to read why
 SEND_CHUNK = 256 << 10
 FULL = "the server's disk is full, nothing of this request was stored: keep it and try again later"
+AWAY = "the server's store does not answer: keep this request and try again later"
 FAILED = "something went wrong on the server; its log says what"
 log = logging.getLogger(__name__)
 Handler = Callable[[Request], Awaitable[Response]]
@@ -234,6 +235,9 @@ def _explain(error: Exception, path: str) -> Refusal:
         case RegistryError():
             log.error("%s: %s", path, error)
             return Refusal(503, "the models' registry does not answer: try again later", headers={"retry-after": "5"})
+        case StoreAway():
+            log.error("%s: %s", path, error)
+            return Refusal(503, AWAY, headers={"retry-after": "5"})
         case StoreFull():
             log.error("%s: %s", path, error)
             return Refusal(507, FULL, headers={"retry-after": "10"})

@@ -6,18 +6,19 @@ import logging
 import time
 from collections import deque
 from pathlib import Path
+from typing import TypeVar
 
 import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from sparring.api import CurvePoint, GameInfo, Snapshot, TrainerStatus, VersionRow
+from sparring.api import CurvePoint, GameInfo, Snapshot, StreamStatus, TrainerStatus, VersionRow
 from sparring.gateway.games import Games
 from sparring.gateway.http import Refusal, answer, query_int
 from sparring.gateway.models import Models
 from sparring.registry.manifest import DEFAULT_MODEL, Manifest
-from sparring.store.protocol import Episode, Store
+from sparring.store.protocol import Episode, Stats, Store
 
 __all__ = ["History", "Live"]
 
@@ -35,6 +36,7 @@ MAX_WATCHERS = 500
 QUEUE = 8  # events that a watcher may be behind
 SEND_TIMEOUT = 10.0
 log = logging.getLogger(__name__)
+T = TypeVar("T")
 
 
 class Rate:
@@ -134,7 +136,7 @@ class History:
 class View:
     """One game as it is shown. Built in a thread (`build`), one build at a time."""
 
-    def __init__(self, game: str, store: Store, trainer_dir: Path | None) -> None:
+    def __init__(self, game: str, store: Store, trainer_dir: Path | None, stream_status: Path | None) -> None:
         self.rate = Rate()
         self.lock = asyncio.Lock()
         self.snapshot: Snapshot | None = None
@@ -142,6 +144,8 @@ class View:
         self._game = game
         self._store = store
         self._status = trainer_dir / game / "status.json" if trainer_dir else None
+        self._stream_status = stream_status
+        self._stats: Stats | None = None
         self._history = History()
         self._behind = False  # there are more episodes than one build takes in
         self._built_from: object = None
@@ -157,17 +161,19 @@ class View:
         return self._behind or not quiet or self._built_from != self._inputs(latest)
 
     def _inputs(self, latest: int | None) -> object:
-        return self.rate.last, latest, _mtime(self._status)
+        return self.rate.last, latest, _mtime(self._status), _mtime(self._stream_status)
 
     def build(self, latest: Manifest | None, manifests: list[Manifest]) -> Snapshot:
         now, inputs = time.time(), self._inputs(latest.version if latest else None)
         history = self._take_in()
-        players = self._store.players(self._game, MAX_ACTIVE)
+        players, stats = self._store.players(self._game, MAX_ACTIVE), self._store.stats(self._game)
+        if self._stream_status is not None:
+            self._grown(stats)
         fragments_per_s, steps_per_s = self.rate.per_second(time.monotonic())
         self.snapshot = Snapshot(
             game=self._game,
             time=now,
-            stats=self._store.stats(self._game),
+            stats=stats,
             steps_per_s=steps_per_s,
             fragments_per_s=fragments_per_s,
             active_players=sum(p.last_seen > now - ACTIVE for p in players),
@@ -180,10 +186,18 @@ class View:
             versions=[_row(m, history) for m in manifests],
             players=players[:MAX_PLAYERS],
             curve=history.curve,
-            trainer=_read_status(self._status),
+            trainer=_read_status(self._status, TrainerStatus),
+            stream=_read_status(self._stream_status, StreamStatus),
         )
         self._built_from, self.built = inputs, time.monotonic()
         return self.snapshot
+
+    def _grown(self, stats: Stats) -> None:
+        """Behind a stream nobody tells what arrives: the store's growth does."""
+        if self._stats is not None and stats.steps > self._stats.steps:
+            fragments = stats.fragments - self._stats.fragments
+            self.rate.add(fragments, stats.steps - self._stats.steps, time.monotonic())
+        self._stats = stats
 
     def _take_in(self) -> History:
         history = self._history
@@ -216,15 +230,15 @@ def _mtime(path: Path | None) -> int | None:
         return None
 
 
-def _read_status(path: Path | None) -> TrainerStatus | None:
+def _read_status(path: Path | None, kind: type[T]) -> T | None:
     if path is None:
         return None
     try:
-        return msgspec.json.decode(path.read_bytes(), type=TrainerStatus)
+        return msgspec.json.decode(path.read_bytes(), type=kind)
     except FileNotFoundError:
         return None
     except msgspec.MsgspecError as error:
-        log.warning("%s is not a trainer's status: %s", path, error)
+        log.warning("%s is not a %s: %s", path, kind.__name__, error)
         return None
 
 
@@ -255,17 +269,29 @@ class Watcher:
 
 
 class Live:
-    def __init__(self, store: Store, games: Games, models: Models, trainer_dir: Path | None) -> None:
+    def __init__(
+        self,
+        store: Store,
+        games: Games,
+        models: Models,
+        trainer_dir: Path | None,
+        stream_status: Path | None = None,
+    ) -> None:
         self._store = store
         self._games = games
         self._models = models
         self._trainer_dir = trainer_dir
+        self._stream_status = stream_status
         self._views: dict[str, View] = {}
         self._watchers: set[Watcher] = set()
         self._stopping = False
 
     def changed(self, game: str, fragments: int, steps: int) -> None:
-        self._view(game).rate.add(fragments, steps, time.monotonic())
+        if self._stream_status is None:  # else it is on the stream, and not in the store yet
+            self._view(game).rate.add(fragments, steps, time.monotonic())
+
+    def stream(self) -> StreamStatus | None:
+        return _read_status(self._stream_status, StreamStatus)
 
     def forget(self, game: str) -> None:
         self._view(game).forget()
@@ -330,7 +356,7 @@ class Live:
 
     def _view(self, game: str) -> View:
         if (view := self._views.get(game)) is None:
-            view = self._views[game] = View(game, self._store, self._trainer_dir)
+            view = self._views[game] = View(game, self._store, self._trainer_dir, self._stream_status)
         return view
 
     # Handlers

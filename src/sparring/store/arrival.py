@@ -1,8 +1,9 @@
 """What every store does with fragments that arrive: refuses what was never checked, sums rewards, and tells when an
 episode is complete. One rule for all stores, so that they cannot disagree."""
 
-from collections.abc import Sequence
-from itertools import accumulate
+from collections.abc import Iterator, Sequence
+from itertools import accumulate, pairwise
+from typing import Protocol
 
 import msgspec
 import numpy as np
@@ -11,9 +12,53 @@ from sparring.errors import InputError
 from sparring.experience import Fragment
 from sparring.games import Game
 
-__all__ = ["Unfinished", "require_checked", "require_same", "returns"]
+__all__ = ["Submission", "Unfinished", "decode", "require_checked", "require_same", "returns", "stripes"]
 
 REWARD = np.dtype("<f4")
+encoder = msgspec.msgpack.Encoder()
+decode = msgspec.msgpack.Decoder(Fragment).decode
+
+
+class Submission:
+    """Fragments that arrive together, with what is made of them on their caller's thread."""
+
+    def __init__(self, fragments: Sequence[Fragment]) -> None:
+        require_checked(fragments)
+        self.fragments = fragments
+        self.games = {(f.game, f.schema) for f in fragments}
+        self.bodies = _encode(fragments)
+        self.returns = returns(fragments)
+        self.sizes = [len(f.obs) + len(f.action) + len(f.reward) + len(f.log_prob or b"") for f in fragments]
+        self.size = sum(self.sizes)
+
+
+def _encode(fragments: Sequence[Fragment]) -> list[memoryview]:
+    """Into one buffer: of many middling ones the C library returns the memory to the system each time, and page faults
+    then cost ten times what encoding does."""
+    buffer, ends = bytearray(), [0]
+    try:
+        for f in fragments:
+            encoder.encode_into(f, buffer, -1)
+            ends.append(len(buffer))
+    except (UnicodeEncodeError, OverflowError) as error:
+        raise InputError(f"a fragment cannot be written down: {error}") from error
+    view = memoryview(buffer)
+    return [view[first:last] for first, last in pairwise(ends)]
+
+
+class Played(Protocol):
+    """A fragment, or what a store keeps of one to count with."""
+
+    @property
+    def steps(self) -> int: ...
+    @property
+    def start(self) -> int: ...
+    @property
+    def ended(self) -> bool: ...
+    @property
+    def model(self) -> str | None: ...
+    @property
+    def version(self) -> int | None: ...
 
 
 class Unfinished(msgspec.Struct):
@@ -31,11 +76,11 @@ class Unfinished(msgspec.Struct):
     model: str | None = None  # … and so is who played it
     version: int | None = None
 
-    def add(self, fragment: Fragment, ret: float) -> bool:
+    def add(self, fragment: "Played", ret: float) -> bool:
         """Whether the episode is complete now."""
         self.steps += fragment.steps
         self.ret += ret
-        if fragment.terminated or fragment.truncated:
+        if fragment.ended:
             self.length = fragment.start + fragment.steps
             self.model, self.version = fragment.model, fragment.version
         return self.steps == self.length
@@ -71,3 +116,16 @@ def require_same(known: Game, game: Game) -> None:
             f"the game {game.name!r} is registered with schema {known.schema}, yours has {game.schema}: "
             f"its spaces differ; use another name, or the spaces it was registered with"
         )
+
+
+STRIPE = 1 << 16  # steps
+
+
+def stripes(begin: int, end: int, share: int, of: int, salt: int = 0) -> Iterator[tuple[int, int]]:
+    """One reader's stretches of the places after `begin` up to `end`. They are cut at fixed places, so readers agree on
+    them although more is stored between their looks at the end."""
+    if not 0 <= share < of:
+        raise InputError(f"there is no share {share} of {of}: they are counted from 0")
+    for number in range(begin // STRIPE, -(-end // STRIPE)):
+        if (number + salt) % of == share:
+            yield max(begin, number * STRIPE), min(end, (number + 1) * STRIPE)

@@ -2,7 +2,7 @@
 
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 
@@ -11,7 +11,7 @@ import numpy as np
 from sparring.errors import InputError, SparringError
 from sparring.experience import Fragment
 from sparring.games import Game
-from sparring.store.arrival import Unfinished, require_checked, require_same, returns
+from sparring.store.arrival import Unfinished, require_checked, require_same, returns, stripes
 from sparring.store.protocol import Episode, Outcome, PlayerStats, Stats, Tail, VersionStats
 
 __all__ = ["MemoryStore"]
@@ -99,6 +99,15 @@ class MemoryStore:
                 return Tail([], shelf.place)
             places = [place for place in shelf.fragments if place > after][:limit]
             return Tail([shelf.fragments[place] for place in places], places[-1] if places else after)
+
+    def scan(self, game: str, share: int = 0, of: int = 1) -> Iterator[list[Fragment]]:
+        with self._lock:
+            shelf = self._shelf(game)
+            spans = list(stripes(0, shelf.place, share, of))
+            fragments = list(shelf.fragments.items())
+        for begin, end in spans:
+            if piece := [f for place, f in fragments if begin < place <= end]:
+                yield piece
 
     def sample(self, game: str, steps: int, rng: np.random.Generator) -> list[Fragment]:
         with self._lock:

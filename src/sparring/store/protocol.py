@@ -1,6 +1,7 @@
-"""The store's seam: the durable home of fragments. `sqlite` is the embedded default, `memory` serves unit tests."""
+"""The store's seam: the durable home of fragments. `sqlite` is the embedded default, `cassandra` a cluster, `memory`
+serves unit tests."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
 from enum import StrEnum
 from typing import Protocol
@@ -12,7 +13,18 @@ from sparring.errors import SparringError
 from sparring.experience import Fragment
 from sparring.games import Game
 
-__all__ = ["Episode", "Outcome", "PlayerStats", "Stats", "Store", "StoreBusy", "StoreFull", "Tail", "VersionStats"]
+__all__ = [
+    "Episode",
+    "Outcome",
+    "PlayerStats",
+    "Stats",
+    "Store",
+    "StoreAway",
+    "StoreBusy",
+    "StoreFull",
+    "Tail",
+    "VersionStats",
+]
 
 
 class StoreFull(OSError):
@@ -21,6 +33,10 @@ class StoreFull(OSError):
 
 class StoreBusy(SparringError):
     """More is waiting for the disk than the store holds in memory. Nothing of the submission was kept; try later."""
+
+
+class StoreAway(SparringError):
+    """The store's servers do not answer. Whether an append was kept is not known: try again later, once is enough."""
 
 
 class Outcome(StrEnum):
@@ -94,6 +110,9 @@ class Store(Protocol):
 
         Fewer than `limit` may come when they are large; none means that the reader has caught up.
         """
+
+    def scan(self, game: str, share: int = 0, of: int = 1) -> Iterator[list[Fragment]]:
+        """All fragments there are, in pieces, for several readers: the shares 0..of-1 are disjoint and together all."""
 
     def sample(self, game: str, steps: int, rng: np.random.Generator) -> list[Fragment]:
         """Random fragments that together hold at least `steps`; all of them, each once, when there are no more.

@@ -17,8 +17,9 @@ from sparring.errors import InputError, SparringError
 from sparring.experience import Fragment
 from sparring.games import Game
 from sparring.store import tables
+from sparring.store.arrival import Submission, decode, stripes
 from sparring.store.protocol import Episode, Outcome, PlayerStats, Stats, StoreBusy, Tail, VersionStats
-from sparring.store.tables import GAME, MODEL, PLACES, PLAYER, Submission, decode, find_game
+from sparring.store.tables import GAME, MODEL, PLACES, PLAYER, find_game
 from sparring.store.writer import Writer
 
 __all__ = ["SqliteStore"]
@@ -88,20 +89,33 @@ class SqliteStore:
             shelf = find_game(db, game)
             if after < 0:
                 return Tail([], shelf.place)
-            fragments, size = [], 0
-            first, end = _span(shelf.key)
+        found = self._slice(game, after, PLACES - 1, limit)
+        return Tail([f for _, f in found], found[-1][0] if found else after)
+
+    def scan(self, game: str, share: int = 0, of: int = 1) -> Iterator[list[Fragment]]:
+        with self._reading() as db:
+            end = find_game(db, game).place
+        for place, last in stripes(0, end, share, of):
+            while place < last and (piece := self._slice(game, place, last)):
+                place = piece[-1][0]
+                yield [f for _, f in piece]
+
+    def _slice(self, game: str, after: int, last: int, limit: int = 1000) -> list[tuple[int, Fragment]]:
+        """Fragments with their places, after the one place up to the other; fewer than `limit` when they are large."""
+        with self._reading() as db:
+            first, _ = _span(find_game(db, game).key)
             rows = db.execute(
-                "SELECT seq, body FROM fragment WHERE seq > ? AND seq < ? ORDER BY seq LIMIT ?",
-                (first + after, end, limit),
+                "SELECT seq, body FROM fragment WHERE seq > ? AND seq <= ? ORDER BY seq LIMIT ?",
+                (first + after, first + last, limit),
             )
+            found, size = [], 0
             for seq, body in rows:
-                fragments.append(decode(body))
-                after = seq - first
+                found.append((seq - first, decode(body)))
                 size += len(body)
                 if size >= ANSWER:
                     break
             rows.close()
-            return Tail(fragments, after)
+            return found
 
     def sample(self, game: str, steps: int, rng: np.random.Generator) -> list[Fragment]:
         with self._reading() as db:

@@ -8,12 +8,12 @@ one lookup, so `sample` is uniform over steps without a scan.
 import errno
 import os
 import sqlite3
+import threading
 import time
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache
-from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
@@ -22,7 +22,7 @@ import msgspec
 from sparring.errors import InputError, SparringError
 from sparring.experience import Fragment
 from sparring.games import Game
-from sparring.store.arrival import Unfinished, require_checked, require_same, returns
+from sparring.store.arrival import Submission, Unfinished, decode, require_same
 from sparring.store.protocol import Outcome, StoreFull
 
 __all__ = [
@@ -33,10 +33,8 @@ __all__ = [
     "QUARANTINE",
     "Ledger",
     "Refusal",
-    "Submission",
     "append",
     "connect",
-    "decode",
     "erase",
     "find_game",
     "forget",
@@ -91,37 +89,8 @@ SCHEMA = (
 )
 
 GAME, PLAYER, MODEL = "game", "player", "model"  # kinds of tally
-encoder = msgspec.msgpack.Encoder()
-decode = msgspec.msgpack.Decoder(Fragment).decode
 
 Refusal = tuple[float, str, str, str, str]  # time, game, player, fragment's id, reason
-
-
-class Submission:
-    """Fragments that arrive together, with what is made of them on their caller's thread."""
-
-    def __init__(self, fragments: Sequence[Fragment]) -> None:
-        require_checked(fragments)
-        self.fragments = fragments
-        self.games = {(f.game, f.schema) for f in fragments}
-        self.bodies = _encode(fragments)
-        self.returns = returns(fragments)
-        self.sizes = [len(f.obs) + len(f.action) + len(f.reward) + len(f.log_prob or b"") for f in fragments]
-        self.size = sum(self.sizes)
-
-
-def _encode(fragments: Sequence[Fragment]) -> list[memoryview]:
-    """Into one buffer: of many middling ones the C library returns the memory to the system each time, and page faults
-    then cost ten times what encoding does."""
-    buffer, ends = bytearray(), [0]
-    try:
-        for f in fragments:
-            encoder.encode_into(f, buffer, -1)
-            ends.append(len(buffer))
-    except (UnicodeEncodeError, OverflowError) as error:
-        raise InputError(f"a fragment cannot be written down: {error}") from error
-    view = memoryview(buffer)
-    return [view[first:last] for first, last in pairwise(ends)]
 
 
 _New = tuple[Fragment, memoryview, float, int]  # its body, sum of rewards, bytes of columns
@@ -168,10 +137,19 @@ def open_reader(path: Path) -> sqlite3.Connection:
     return db
 
 
+_looked_at: set[Path] = set()
+_looking = threading.Lock()
+
+
 def connect(path: Path, mode: str = "rw") -> sqlite3.Connection:
-    if path.is_file() and _beginning(path) not in (b"", MAGIC):
-        raise _no_store(path)
-    uri = f"{path.absolute().as_uri()}?mode={mode}"
+    path = path.absolute()
+    with _looking:
+        # Once per process, before it has a connection: POSIX drops all locks of a process on a file when it closes the
+        # file anywhere, and SQLite's among them. Another process that closed the store then deleted the log under us.
+        if path not in _looked_at and path.is_file() and _beginning(path) not in (b"", MAGIC):
+            raise _no_store(path)
+        _looked_at.add(path)
+    uri = f"{path.as_uri()}?mode={mode}"
     return sqlite3.connect(uri, uri=True, timeout=PATIENCE, isolation_level=None, check_same_thread=False)
 
 

@@ -13,8 +13,9 @@ from typing import Any, Generic, TypeVar
 
 from sparring.errors import InputError, SparringError
 from sparring.store import tables
+from sparring.store.arrival import Submission
 from sparring.store.protocol import Outcome, StoreBusy, StoreFull
-from sparring.store.tables import Refusal, Submission
+from sparring.store.tables import Refusal
 
 __all__ = ["Writer"]
 

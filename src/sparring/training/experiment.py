@@ -32,7 +32,7 @@ Seconds = Annotated[float, msgspec.Meta(gt=0)]
 
 
 class Rollout(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    workers: Count = 0  # processes that play; 0: play in this process
+    workers: Count = 0  # processes that play (`source: store`: that read, with runner: ray); 0: this process
     envs: Positive = 1  # environments of each worker, stepped together
     steps: Positive | None = None  # of each environment that travel at once; none: chosen for the algorithm
     overlap: bool = False  # on-policy: play the next batch with the old policy while this one is learned
@@ -72,7 +72,7 @@ class Experiment(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     game: str  # a Gymnasium id or the path of a declaration
     algorithm: dict[str, Any]  # `name` and the hyperparameters that differ from the algorithm's own
     source: Literal["simulate", "store"] = "simulate"
-    store: str | None = None  # the data directory or store.db of `source: store`
+    store: str | None = None  # of `source: store`: a data directory, a file, or cassandra://HOST/KEYSPACE
     rollout: Rollout = Rollout()
     runner: Literal["local", "ray"] = "local"  # who runs rollout workers: this machine, or a Ray cluster
     resources: Resources = Resources()

@@ -26,8 +26,7 @@ from sparring.games import Game
 from sparring.networks.policy import Policy
 from sparring.registry.manifest import DEFAULT_MODEL, DataSpan, Manifest
 from sparring.registry.registry import Registry, RegistryError
-from sparring.store.protocol import Store
-from sparring.store.sqlite import SqliteStore
+from sparring.store import Store, StoreAway, open_store
 from sparring.training import checkpoint
 from sparring.training.evaluate import play, summary
 from sparring.training.learner import create
@@ -240,15 +239,22 @@ class _Stop(Exception):
     pass
 
 
-def run(data: Path, settings: Settings, parent: int | None = None, registry: str | None = None) -> None:
-    """Trains every game of the store until SIGTERM or SIGINT, or until the process `parent` is gone."""
-    store, published = _open(data / "store.db", parent), Registry(registry or data / "registry")
+def run(
+    data: Path,
+    settings: Settings,
+    parent: int | None = None,
+    address: str | None = None,
+    registry: str | None = None,
+) -> None:
+    """Trains every game of the store until SIGTERM or SIGINT, or until the process `parent` is gone. `address` and
+    `registry`: of another store and registry than the directory's own."""
+    store, published = _open(address or str(data / "store.db"), parent), Registry(registry or data / "registry")
     trainers: dict[str, GameTrainer] = {}
     failed: dict[str, float] = {}  # game → when to try again
     try:
         while parent is None or os.getppid() == parent:
             busy = False
-            for game in store.games():
+            for game in _games(store):
                 if time.monotonic() < failed.get(game.name, 0.0):
                     continue
                 directory = data / "trainer" / game.name
@@ -256,6 +262,9 @@ def run(data: Path, settings: Settings, parent: int | None = None, registry: str
                     if game.name not in trainers:
                         trainers[game.name] = GameTrainer(store, published, directory, game, settings)
                     busy |= trainers[game.name].turn()
+                except StoreAway as error:  # it comes back; what was learned stays
+                    log.warning("%s: %s", game.name, error)
+                    time.sleep(1.0)
                 except (SparringError, ValueError, ArithmeticError, OSError, RuntimeError) as error:
                     # One game's trouble must not stop the others: it is shown, logged, and tried again.
                     log.exception("%s: training failed", game.name)
@@ -270,17 +279,27 @@ def run(data: Path, settings: Settings, parent: int | None = None, registry: str
     finally:
         for trainer in trainers.values():
             trainer.checkpoint()
-            trainer.write_status("stopped")
+            with contextlib.suppress(StoreAway):
+                trainer.write_status("stopped")
         store.close()
 
 
-def _open(path: Path, parent: int | None) -> SqliteStore:
-    """The gateway creates the store: wait for it."""
-    while not path.exists():
+def _open(address: str, parent: int | None) -> Store:
+    """The gateway creates a store that is a file: wait for it."""
+    while "://" not in address and not Path(address).exists():
         if parent is not None and os.getppid() != parent:
             raise _Stop
         time.sleep(0.05)
-    return SqliteStore(path, readonly=True)
+    return open_store(address, readonly=True)
+
+
+def _games(store: Store) -> list[Game]:
+    try:
+        return store.games()
+    except StoreAway as error:
+        log.warning("%s", error)
+        time.sleep(1.0)
+        return []
 
 
 def _stop(signum: int, frame: FrameType | None) -> None:
@@ -292,6 +311,7 @@ def _stop(signum: int, frame: FrameType | None) -> None:
 def main(words: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--data", type=Path, required=True)
+    parser.add_argument("--store", help="another store than the directory's")
     parser.add_argument("--parent", type=int, help="exit when this process, which started us, is gone")
     parser.add_argument("--settings", default="{}", help="Settings as JSON")
     parser.add_argument("--registry", help="where to publish; default: DATA/registry")
@@ -302,7 +322,7 @@ def main(words: list[str] | None = None) -> None:
     for s in (signal.SIGTERM, signal.SIGINT):
         signal.signal(s, _stop)
     with contextlib.suppress(_Stop):
-        run(args.data, msgspec.json.decode(args.settings, type=Settings), args.parent, args.registry)
+        run(args.data, msgspec.json.decode(args.settings, type=Settings), args.parent, args.store, args.registry)
 
 
 if __name__ == "__main__":

@@ -7,35 +7,35 @@ from typing import Any
 from sparring.errors import InputError
 from sparring.experience import Fragment
 from sparring.games import Game
-from sparring.store.sqlite import SqliteStore
+from sparring.store import Store, open_store
 from sparring.training.experiment import Experiment
 from sparring.training.metrics import Row
 from sparring.training.trainee import OffPolicy, States
 
-__all__ = ["Offline", "open_store", "recorded_play"]
+__all__ = ["Offline", "recorded_play"]
 
 
-def open_store(experiment: Experiment) -> SqliteStore:
-    assert experiment.store is not None
-    path = Path(experiment.store)
-    path = path / "store.db" if path.is_dir() else path
-    if not path.exists():
-        raise InputError(f"there is no store at {path}: record play with `sparring up` and a client first")
-    return SqliteStore(path, readonly=True)
-
-
-def recorded_play(store: SqliteStore, game: Game, where: str | None) -> Iterator[Fragment]:
-    """Everything of the game, oldest first; InputError where there is none."""
+def recorded_play(store: Store, game: Game, experiment: Experiment) -> Iterator[Fragment]:
+    """Everything of the game; InputError where there is none. On a cluster several readers bring it together."""
     schemas = {found.name: found.schema for found in store.games()}
     if schemas.get(game.name) != game.schema:
         names = ", ".join(schemas) or "none"
-        raise InputError(f"{where} has no play of {game.name} with these spaces; games: {names}")
-    cursor = 0
-    while (tail := store.tail(game.name, cursor)).fragments:
-        cursor = tail.cursor
-        yield from tail.fragments
-    if not cursor:
-        raise InputError(f"{where} has no play of {game.name} yet")
+        raise InputError(f"{experiment.store} has no play of {game.name} with these spaces; games: {names}")
+    some = False
+    for piece in _pieces(store, game, experiment):
+        some = some or bool(piece)
+        yield from piece
+    if not some:
+        raise InputError(f"{experiment.store} has no play of {game.name} yet")
+
+
+def _pieces(store: Store, game: Game, experiment: Experiment) -> Iterator[list[Fragment]]:
+    if experiment.runner == "local":
+        return store.scan(game.name)
+    from sparring.training.loaders import load
+
+    assert experiment.store is not None
+    return load(experiment.store, game.name, experiment.rollout.workers, experiment.resources)
 
 
 class Offline(OffPolicy):
@@ -53,14 +53,15 @@ class Offline(OffPolicy):
         pass  # nobody plays
 
     def prepare(self) -> None:
-        store = open_store(self.experiment)
+        assert self.experiment.store is not None
+        store = open_store(self.experiment.store, readonly=True)
         try:
             self._fill(store)
         finally:
             store.close()
 
-    def _fill(self, store: SqliteStore) -> None:
-        for fragment in recorded_play(store, self.game, self.experiment.store):
+    def _fill(self, store: Store) -> None:
+        for fragment in recorded_play(store, self.game, self.experiment):
             if self.replay.rows + fragment.steps + 1 > self.replay.capacity:
                 raise InputError(
                     f"{self.experiment.store} has more play than algorithm.replay = {self.replay.capacity} rows: "

@@ -199,6 +199,7 @@ function show(snapshot) {
   showVersions(snapshot.versions);
   showPlayers(snapshot);
   showTrainer(snapshot.trainer);
+  showStream(snapshot.stream);
 }
 
 function showFigures(s) {
@@ -278,6 +279,16 @@ function showTrainer(trainer) {
   say($("trainer-evaluation"), number(trainer.evaluation));
   say($("trainer-window"), plural(trainer.window, "transition"));
   say($("trainer-lag"), trainer.lag ? plural(trainer.lag, "fragment") : "none");
+}
+
+// The way from the stream to the store, where there is one: how far it is behind.
+function showStream(stream) {
+  $("stream").hidden = stream === null;
+  if (stream === null) return;
+  const silent = now() - stream.updated;
+  const lag = silent > SILENCE ? `silent for ${duration(silent)}` : stream.lag ? `${duration(stream.lag)} behind` : "caught up";
+  const job = stream.state === "running" ? lag : `${stream.state}, ${lag}`;
+  say($("stream"), `Stream ${stream.stream}: ${job}; ${plural(stream.steps, "step")} from ${plural(stream.records, "record")}, ${count(stream.rejected)} rejected.`);
 }
 
 // Rows of a table, made from a template once and then only rewritten where a text changed.

@@ -19,10 +19,11 @@ from sparring.experience import Fragment
 from sparring.games import Game
 from sparring.games.spec import Array
 from sparring.networks.policy import Policy
+from sparring.store import open_store
 from sparring.training.cluster import connect, require
 from sparring.training.experiment import Experiment, Resources
 from sparring.training.metrics import Episodes, Phases, Row
-from sparring.training.offline import open_store, recorded_play
+from sparring.training.offline import recorded_play
 from sparring.training.rllib.config import algorithm_class, configure, customised, is_offline
 from sparring.training.rllib.game import LENGTHS, RETURNS, rows_of
 from sparring.training.rllib.module import render
@@ -204,7 +205,8 @@ def convert(experiment: Experiment, game: Game, out: Path) -> int:
     import pyarrow.parquet
 
     rng, steps = np.random.default_rng(experiment.seed), 0
-    store = open_store(experiment)
+    assert experiment.store is not None
+    store = open_store(experiment.store, readonly=True)
     waiting: list[Fragment] = []
 
     def flush() -> None:
@@ -216,7 +218,7 @@ def convert(experiment: Experiment, game: Game, out: Path) -> int:
         waiting.clear()
 
     try:
-        for fragment in recorded_play(store, game, experiment.store):
+        for fragment in recorded_play(store, game, experiment):
             waiting.append(fragment)
             if len(waiting) >= CHUNK:
                 flush()

@@ -1,0 +1,415 @@
+"""The job that brings play from a stream into a store: Spark Structured Streaming, a task per shard and batch.
+
+Each task reads a shard, decodes and checks as the gateway does, and appends to the store, which stores an id once. A
+batch is over when all of it is in the store; killed anywhere, it is done again. `sparring ingest` runs this, or
+`spark-submit` of this file with the same options.
+"""
+
+import argparse
+import contextlib
+import functools
+import logging
+import os
+import re
+import signal
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import msgspec
+import pyarrow as pa
+from py4j.protocol import Py4JError
+from pyspark.errors import PySparkException
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.streaming.query import StreamingQuery
+
+from sparring.api import StreamStatus
+from sparring.client.spool import write_whole
+from sparring.errors import InputError, SparringError
+from sparring.experience import Fragment, validate
+from sparring.games import Game
+from sparring.store import open_store
+from sparring.store.protocol import Outcome, Store, StoreAway, StoreBusy
+from sparring.stream import record
+from sparring.stream.kinesis import Kinesis
+from sparring.stream.source import CLOSED, KinesisSource, Mark, Positions, Reached
+
+__all__ = ["Batch", "Options", "Result", "Sink", "main", "run"]
+
+CHUNK = 4 << 20  # bytes of fragments appended at once
+PATIENCE = 120.0  # seconds with a store that is busy or away, until the task fails
+PENDING = 2  # chunks that wait while one is written
+ARROW_ROWS = 16  # a row may be a MiB, and some rows together go through the JVM
+MAX_TEXT = 300
+HEARTBEAT = 2.0  # seconds between signs of life
+FIRST_DELAY, MAX_DELAY = 1.0, 60.0  # between two tries of a batch that fails
+log = logging.getLogger("sparring.ingest")
+
+
+class Options(msgspec.Struct, frozen=True):
+    """`directory`: checkpoint, figures per batch (metrics.jsonl) and status, on a disk that outlives the driver."""
+
+    stream: str
+    store: str
+    directory: Path
+    master: str | None = None  # none: spark-submit's
+    every: float = 1.0  # seconds between looks at the stream
+    batch_bytes: int = 32 << 20  # per shard
+    conf: dict[str, str] = {}
+    once: bool = False  # ends when it has caught up
+    parent: int | None = None  # ends when this process is gone
+
+
+class Result(msgspec.Struct):
+    """What became of a shard's part of a batch."""
+
+    batch: int = 0
+    shard: str = ""
+    after: str | None = None  # the sequence number up to which everything is stored; none: there was nothing to read
+    lag: float = 0.0
+    records: int = 0
+    bytes: int = 0
+    fragments: int = 0
+    steps: int = 0
+    duplicates: int = 0
+    rejected: int = 0
+
+
+class Batch(msgspec.Struct, frozen=True):
+    """A line of metrics.jsonl."""
+
+    time: float
+    batch: int
+    seconds: float
+    shards: int
+    records: int
+    bytes: int
+    fragments: int
+    steps: int
+    duplicates: int
+    rejected: int
+    lag: float
+
+
+# On executors
+
+
+class Sink:
+    """One task's records into the store. Nothing is lost when it dies half-way: all of it comes again."""
+
+    def __init__(self, store: Store, games: dict[str, Game]) -> None:
+        self._store, self._games = store, games
+        self._writer = ThreadPoolExecutor(1, "append")  # decoding goes on meanwhile; one, so that order is kept
+        self._pending: deque[Future[list[Outcome]]] = deque()
+        self._sent: deque[list[Fragment]] = deque()
+        self.result = Result()
+
+    def take(self, rows: pa.RecordBatch) -> None:
+        fragments: dict[str, list[Fragment]] = {}
+        arrived = 0.0
+        for data, sequence, arrival, mark in zip(*(column.to_pylist() for column in rows.columns), strict=True):
+            if mark is not None:
+                self._read_to(msgspec.json.decode(mark, type=Mark))
+                continue
+            self.result.after, arrived = sequence, max(arrived, arrival)
+            self.result.records += 1
+            self.result.bytes += len(data)
+            try:
+                games, found = record.decode(data)
+            except InputError as error:
+                self._reject("", "", f"record {sequence}", str(error))
+                continue
+            for f in found:
+                fragments.setdefault(f.game, []).append(f)
+            for name in games.keys() - self._games.keys():
+                self._register(games[name])
+        for name, some in fragments.items():
+            self._check(name, some, arrived)
+
+    def finish(self) -> Result:
+        """Everything is in the store when it returns."""
+        while self._pending:
+            self._written()
+        self._writer.shutdown()
+        return self.result
+
+    def _read_to(self, mark: Mark) -> None:
+        self.result.batch, self.result.shard, self.result.lag = mark.batch, mark.shard, mark.lag
+        if mark.closed:
+            self.result.after = CLOSED
+
+    def _register(self, game: Game) -> None:
+        try:
+            self._store.register(game)
+        except InputError as error:  # known with other spaces: the check will say so of each fragment
+            log.warning("%s", error)
+        self._games.update({known.name: known for known in self._store.games()})
+
+    def _check(self, name: str, fragments: list[Fragment], arrived: float) -> None:
+        """By the stream's clock: whenever it is read, and whatever the clock here says, the answer is the same."""
+        game = self._games.get(name)
+        if game is None:
+            reasons: Sequence[str | None] = [f"the record does not declare its game {name[:100]!r}"] * len(fragments)
+        else:
+            reasons = validate.check(game, fragments, arrived)
+        good = []
+        for f, reason in zip(fragments, reasons, strict=True):
+            if reason is None:
+                good.append(f)
+            else:
+                self._reject(f.game, f.player, f.id, reason)
+        chunk: list[Fragment] = []
+        size = 0
+        for f in good:
+            chunk.append(f)
+            size += len(f.obs) + len(f.action) + len(f.reward)
+            if size >= CHUNK:
+                self._append(chunk)
+                chunk, size = [], 0
+        if chunk:
+            self._append(chunk)
+
+    def _append(self, fragments: list[Fragment]) -> None:
+        self._sent.append(fragments)
+        self._pending.append(self._writer.submit(self._store_patiently, fragments))
+        if len(self._pending) > PENDING:
+            self._written()
+
+    def _store_patiently(self, fragments: list[Fragment]) -> list[Outcome]:
+        """A store that is busy or away comes back; and what a killed writer left half-done is cleared up only by one
+        that keeps asking, not by the next process that a failed task gets."""
+        until, delay = time.monotonic() + PATIENCE, 0.1
+        while True:
+            try:
+                return self._store.append(fragments)
+            except (StoreBusy, StoreAway) as error:
+                if time.monotonic() > until:
+                    raise
+                log.warning("the store does not take it yet: %s", error)
+                time.sleep(delay)
+                delay = min(2 * delay, 2.0)
+
+    def _written(self) -> None:
+        result = self.result
+        for f, outcome in zip(self._sent.popleft(), self._pending.popleft().result(), strict=True):
+            if outcome is Outcome.STORED:
+                result.fragments += 1
+                result.steps += f.steps
+            elif outcome is Outcome.DUPLICATE:
+                result.duplicates += 1
+            else:
+                reason = f"the id {f.id!r} is taken by a fragment with other content"
+                self._reject(f.game, f.player, f.id, reason)
+
+    def _reject(self, game: str, player: str, fragment_id: str, reason: str) -> None:
+        self.result.rejected += 1
+        self._store.quarantine(game[:MAX_TEXT], player[:MAX_TEXT], fragment_id[:MAX_TEXT], reason[:MAX_TEXT])
+
+
+def _store_rows(address: str, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """What a task does with a shard's rows: one row comes back."""
+    sink = Sink(*_opened(address))
+    for rows in batches:
+        sink.take(rows)
+    result = msgspec.json.encode(sink.finish()).decode()
+    yield pa.RecordBatch.from_pydict({"result": [result]})
+
+
+@functools.lru_cache(maxsize=2)
+def _opened(address: str) -> tuple[Store, dict[str, Game]]:
+    """A store per worker process, which does many tasks, and the games that it knows."""
+    store = open_store(address)
+    return store, {game.name: game for game in store.games()}
+
+
+# On the driver
+
+
+@dataclass
+class _Job:
+    options: Options
+    told: Callable[[Batch], None]
+    positions: Positions
+    status: StreamStatus
+    stopping: threading.Event = field(default_factory=threading.Event)
+    saying: threading.Lock = field(default_factory=threading.Lock)  # batches and signs of life are two threads
+
+    def batch(self, rows: DataFrame, number: int) -> None:
+        """A micro-batch of Spark: all of it is stored, and how far it came is written down, when it returns."""
+        begin = time.monotonic()
+        sink = functools.partial(_store_rows, self.options.store)
+        stored = rows.mapInArrow(sink, "result string").collect()
+        results = [msgspec.json.decode(row.result, type=Result) for row in stored]
+        results = [result for result in results if result.batch]  # none: a task without a shard
+        if not results:
+            return
+        reached = {result.shard: result.after for result in results if result.after is not None}
+        self.positions.write(Reached(results[0].batch, reached))
+        self.note(results, time.monotonic() - begin)
+
+    def note(self, results: list[Result], seconds: float) -> None:
+        """The batch's figures: for people, for the dashboard, for /metrics."""
+        sums = {
+            name: sum(getattr(result, name) for result in results)
+            for name in ("records", "bytes", "fragments", "steps", "duplicates", "rejected")
+        }
+        lag = max(result.lag for result in results)
+        done = Batch(time.time(), results[0].batch, round(seconds, 3), len(results), **sums, lag=round(lag, 3))
+        with (self.options.directory / "metrics.jsonl").open("ab") as file:
+            file.write(msgspec.json.encode(done) + b"\n")
+        totals = {name: getattr(self.status, name) + value for name, value in sums.items()}
+        self.say(
+            batches=self.status.batches + 1, **totals, lag=done.lag, steps_per_s=round(done.steps / max(seconds, 1e-3))
+        )
+        self.told(done)
+
+    def say(self, **news: Any) -> None:
+        with self.saying:
+            self.status = msgspec.structs.replace(self.status, **news, updated=time.time())
+            write_whole(self.options.directory / "status.json", msgspec.json.encode(self.status))
+
+
+def run(options: Options, told: Callable[[Batch], None] = lambda batch: None) -> None:
+    """Until SIGINT or SIGTERM, which let the batch end that is going on; or until it has caught up."""
+    stream = Kinesis(options.stream)
+    stream.summary()  # a wrong address or missing credentials are told before Spark starts
+    open_store(options.store).close()
+    options.directory.mkdir(parents=True, exist_ok=True)
+    job = _Job(options, told, Positions(options.directory / "positions.json"), StreamStatus(stream.stream, "starting"))
+    with _signals(job.stopping):
+        job.say()
+        spark = _session(options)
+        try:
+            _keep_running(job, spark)
+            spark.stop()
+        except Py4JError as error:
+            raise SparringError(f"Spark's Java process is gone: {type(error).__name__}") from error
+
+
+def _keep_running(job: _Job, spark: SparkSession) -> None:
+    delay = FIRST_DELAY
+    while not job.stopping.is_set():
+        before = job.status.batches
+        query = _start(job, spark)
+        job.say(state="running")
+        try:
+            _watch(job, query)
+            job.say(state="stopped")
+            return
+        except PySparkException as error:
+            delay = FIRST_DELAY if job.status.batches > before else min(2 * delay, MAX_DELAY)
+            why = _cause(error)
+            log.error("the batch failed and is done again in %g s: %s", delay, why)
+            job.say(state=f"failed: {why}")
+            job.stopping.wait(delay)
+
+
+def _watch(job: _Job, query: StreamingQuery) -> None:
+    """Until told to stop; raises what the query fails of."""
+    beat = time.monotonic()
+    while not job.stopping.is_set():
+        if job.options.once:
+            query.processAllAvailable()
+            break
+        if not query.isActive:
+            query.awaitTermination()  # raises
+        job.stopping.wait(0.2)
+        if job.options.parent is not None and os.getppid() != job.options.parent:
+            job.stopping.set()
+        if time.monotonic() - beat > HEARTBEAT:
+            beat = time.monotonic()
+            job.say()
+    while query.isActive and query.status["isTriggerActive"]:
+        time.sleep(0.05)
+    query.stop()
+
+
+def _start(job: _Job, spark: SparkSession) -> StreamingQuery:
+    options = job.options
+    rows = (
+        spark.readStream.format(KinesisSource.name())
+        .option("address", options.stream)
+        .option("positions", str(job.positions.path))
+        .option("batch_bytes", str(options.batch_bytes))
+        .load()
+    )
+    return (
+        rows.writeStream.foreachBatch(job.batch)
+        .option("checkpointLocation", (options.directory / "checkpoint").resolve().as_uri())
+        .trigger(processingTime=f"{options.every} seconds")
+        .queryName("sparring-ingest")
+        .start()
+    )
+
+
+def _session(options: Options) -> SparkSession:
+    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    builder = SparkSession.builder.appName("sparring-ingest")
+    if options.master is not None:
+        builder = builder.master(options.master)
+        if options.master.startswith("local"):
+            os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
+    settings = {
+        "spark.sql.execution.arrow.maxRecordsPerBatch": str(ARROW_ROWS),
+        "spark.sql.streaming.minBatchesToRetain": "10",
+        "spark.python.authenticate.socketTimeout": "60s",  # a busy machine is slow to start a Python process
+        "spark.log.level": "ERROR",
+        "spark.ui.showConsoleProgress": "false",
+    }
+    for key, value in (settings | options.conf).items():
+        builder = builder.config(key, value)
+    spark = builder.getOrCreate()
+    spark.dataSource.register(KinesisSource)
+    return spark
+
+
+def _cause(error: PySparkException) -> str:
+    """The last line of the worker's traceback, if there is one: Spark wraps it in hundreds."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    told = [line for line in lines if re.match(r"[\w.]+(Error|Exception|Busy|Full): ", line)]
+    return (told or lines or [type(error).__name__])[-1][:MAX_TEXT]
+
+
+@contextlib.contextmanager
+def _signals(stopping: threading.Event) -> Iterator[None]:
+    def stop(number: int, frame: FrameType | None) -> None:
+        stopping.set()
+
+    before = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """For spark-submit; `sparring ingest` is the same."""
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--stream", required=True, help="kinesis://NAME?region=…")
+    parser.add_argument("--store", required=True, help="where it goes: cassandra://… or a directory")
+    parser.add_argument("--directory", type=Path, required=True, help="for checkpoint, figures and status")
+    parser.add_argument("--master", help="default: spark-submit's")
+    parser.add_argument("--every", type=float, default=1.0, help="seconds between looks at the stream")
+    parser.add_argument("--once", action="store_true", help="end when it has caught up")
+    parser.add_argument("--parent", type=int, help="end when this process, which started us, is gone")
+    given = vars(parser.parse_args(arguments))
+    logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    try:
+        run(Options(**given), told=lambda batch: print(msgspec.json.encode(batch).decode(), flush=True))
+    except SparringError as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(2 if isinstance(error, InputError) else 1)
+
+
+if __name__ == "__main__":
+    from sparring.stream import ingest  # as a module: what goes to executors is found there by its name
+
+    ingest.main()

@@ -1,0 +1,192 @@
+"""A Kinesis stream as a source of Spark Structured Streaming, in Python: a partition per shard.
+
+Nobody can tell where a shard ends without reading it, so Spark's offset says where a batch *begins*: its number, and
+per shard the sequence number after which to read. Where the batch ended is known when all of it is in the store; it is
+written down (`Positions`), and the next batch begins there. Whoever finds nothing written down, after a crash, begins
+at the last batch's own beginning again: what was stored is stored once. Shards are read parents first: the children of
+a split or a merge begin when all of their parents is in the store.
+"""
+
+import functools
+import os
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import msgspec
+import pyarrow as pa
+from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPartition
+from pyspark.sql.streaming.datasource import ReadLimit
+from pyspark.sql.types import StructType
+
+from sparring.stream.kinesis import IteratorExpired, Kinesis, Page, Record
+
+__all__ = ["KinesisSource", "Mark", "Positions", "Reached"]
+
+CLOSED = "closed"  # instead of a sequence number: the shard was read to its end
+OLDEST = ""  # instead of a sequence number: from the beginning
+PAGE = 8 << 20  # bytes of a page to aim at: some servers know no bound
+FIRST_PAGE, MAX_PAGE = 16, 10_000  # records
+GAP = 60.0  # seconds to look for the next record where the stream says that there is one
+SCHEMA = pa.schema([("data", pa.binary()), ("sequence", pa.string()), ("arrival", pa.float64()), ("mark", pa.string())])
+
+
+class Mark(msgspec.Struct, frozen=True):
+    """The last row of a partition: what was read."""
+
+    batch: int
+    shard: str
+    closed: bool  # there will never be more
+    lag: float  # seconds by which this shard's reader is behind its writers; 0: it caught up
+
+
+class Reached(msgspec.Struct, frozen=True):
+    """How far a batch came."""
+
+    batch: int
+    after: dict[str, str]  # per shard that was read
+
+
+class Positions:
+    """The place on the driver's disk where the end of the newest batch is written down."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def write(self, reached: Reached) -> None:
+        part = self.path.with_suffix(".part")
+        with part.open("wb") as file:
+            file.write(msgspec.json.encode(reached))
+            file.flush()
+            os.fsync(file.fileno())
+        part.replace(self.path)
+
+    def read(self, batch: int) -> dict[str, str]:
+        """Empty: the end of this batch is not known."""
+        try:
+            reached = msgspec.json.decode(self.path.read_bytes(), type=Reached)
+        except FileNotFoundError:
+            return {}
+        return reached.after if reached.batch == batch else {}
+
+
+class KinesisSource(DataSource):
+    """Options: `address` (kinesis://…), `positions` (a file on the driver's disk), `batch_bytes` (per shard)."""
+
+    @classmethod
+    def name(cls) -> str:
+        return "sparring-kinesis"
+
+    def schema(self) -> str:
+        return "data binary, sequence string, arrival double, mark string"
+
+    def streamReader(self, schema: StructType) -> "KinesisReader":
+        return KinesisReader(self.options["address"], Path(self.options["positions"]), int(self.options["batch_bytes"]))
+
+
+class KinesisReader(DataSourceStreamReader):
+    """The first three methods run in one process beside the driver, `read` on executors."""
+
+    def __init__(self, address: str, positions: Path, batch_bytes: int) -> None:
+        self._address, self._positions, self._batch_bytes = address, Positions(positions), batch_bytes
+
+    def initialOffset(self) -> dict[str, object]:
+        return {"batch": 0, "after": {}}
+
+    def latestOffset(self, start: dict, limit: ReadLimit) -> dict:  # type: ignore[type-arg]  # as Spark declares it
+        """The start of the next batch, or `start` itself when nothing new is on the stream."""
+        stream = _stream(self._address)
+        shards = {shard.shard_id: shard for shard in stream.shards()}
+        known = {**start["after"], **self._positions.read(start["batch"])}
+        after = {name: at for name, at in known.items() if name in shards}  # the stream forgets, and so do we
+        for name, shard in shards.items():
+            if all(parent not in shards or after.get(parent) == CLOSED for parent in shard.parents):
+                after.setdefault(name, OLDEST)
+        left = {name: at for name, at in after.items() if at != CLOSED}
+        if not any(not shards[name].open or _has_news(stream, name, at) for name, at in left.items()):
+            return start
+        return {"batch": start["batch"] + 1, "after": after}
+
+    def partitions(self, start: dict, end: dict) -> Sequence[InputPartition]:  # type: ignore[type-arg]
+        if start == end:
+            return []
+        writable = {shard.shard_id for shard in _stream(self._address).shards() if shard.open}
+        return [
+            InputPartition((end["batch"], name, at, name in writable))
+            for name, at in end["after"].items()
+            if at != CLOSED
+        ]
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        batch, shard, at, writable = partition.value
+        reading = _Reading(_stream(self._address), shard, at, writable, self._batch_bytes)
+        for records in reading.pages():
+            yield _rows(records)
+        mark = Mark(batch, shard, reading.closed, reading.lag)
+        yield pa.RecordBatch.from_pylist([{"mark": msgspec.json.encode(mark).decode()}], SCHEMA)
+
+
+class _Reading:
+    """One shard, from a place to its end, or, while it is still written to, to the newest record; or to so many bytes.
+
+    Only a page without a successor is an end: pages may be empty before it."""
+
+    def __init__(self, stream: Kinesis, shard: str, at: str, writable: bool, limit: int) -> None:
+        self.stream, self.shard, self.at, self.writable, self.limit = stream, shard, at, writable, limit
+        self.closed = False
+        self.lag = 0.0
+
+    def pages(self) -> Iterator[list[Record]]:
+        iterator = self.stream.iterator(self.shard, self.at or None)
+        taken, count, gap = 0, FIRST_PAGE, time.monotonic() + GAP
+        while True:
+            try:
+                page = self.stream.page(iterator, count)
+            except IteratorExpired:  # the store was slow
+                iterator = self.stream.iterator(self.shard, self.at or None)
+                continue
+            # Some servers always say that they are 0 behind.
+            caught_up = self.writable and page.millis_behind_latest == 0 and len(page.records) < count
+            if page.records:
+                yield page.records
+                self.at = page.records[-1].sequence_number
+                size = sum(len(record.data) for record in page.records)
+                taken, gap = taken + size, time.monotonic() + GAP
+                room = min(PAGE, self.limit - taken)
+                count = min(MAX_PAGE, max(1, room * len(page.records) // max(size, 1)))
+            if page.next_shard_iterator is None:
+                self.closed = True
+                return
+            if caught_up or taken >= self.limit or time.monotonic() > gap:
+                self.lag = 0.0 if caught_up else _lag(page)
+                return
+            iterator = page.next_shard_iterator
+            if not page.records:
+                time.sleep(0.2)  # a shard answers five times a second
+
+
+def _lag(page: Page) -> float:
+    """By the stream's own clock where it tells, else by ours: a figure to look at, nothing depends on it."""
+    told = page.millis_behind_latest / 1000
+    return max(told, time.time() - page.records[-1].approximate_arrival_timestamp) if page.records else told
+
+
+def _has_news(stream: Kinesis, shard: str, at: str) -> bool:
+    page = stream.page(stream.iterator(shard, at or None), 1)
+    return bool(page.records) or page.millis_behind_latest > 0
+
+
+def _rows(records: list[Record]) -> pa.RecordBatch:
+    columns = [
+        pa.array([record.data for record in records], pa.binary()),
+        pa.array([record.sequence_number for record in records], pa.string()),
+        pa.array([record.approximate_arrival_timestamp for record in records], pa.float64()),
+        pa.nulls(len(records), pa.string()),
+    ]
+    return pa.RecordBatch.from_arrays(columns, schema=SCHEMA)
+
+
+@functools.lru_cache(maxsize=4)
+def _stream(address: str) -> Kinesis:
+    """A process reads again and again: connections are kept."""
+    return Kinesis(address)

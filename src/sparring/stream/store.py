@@ -1,0 +1,73 @@
+"""A store behind a stream: what is appended goes onto the stream, and `sparring ingest` brings it into the store."""
+
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future
+
+import numpy as np
+
+from sparring.errors import InputError
+from sparring.experience import Fragment
+from sparring.games import Game
+from sparring.store.protocol import Episode, Outcome, PlayerStats, Stats, Store, Tail, VersionStats
+from sparring.stream.producer import Producer
+
+__all__ = ["StreamedStore"]
+
+
+class StreamedStore:
+    """Outcomes are always STORED: what is a duplicate shows at the other end. Everything else is the store's."""
+
+    def __init__(self, store: Store, producer: Producer) -> None:
+        self.producer = producer
+        self._store = store
+        self._games: dict[str, Game] = {}  # those that a gateway asked for: it does, before it submits
+
+    def submit(self, fragments: Sequence[Fragment]) -> "Future[list[Outcome]]":
+        game = self._games.get(fragments[0].game)
+        if game is not None and all([f.game == game.name for f in fragments]):
+            return self.producer.submit(game, fragments)
+        future: Future[list[Outcome]] = Future()
+        future.set_exception(InputError(f"{fragments[0].game!r} is not registered, or not the game of all of them"))
+        return future
+
+    def append(self, fragments: Sequence[Fragment]) -> list[Outcome]:
+        return self.submit(fragments).result()
+
+    def register(self, game: Game) -> None:
+        self._store.register(game)
+
+    def games(self) -> list[Game]:
+        games = self._store.games()
+        self._games = {game.name: game for game in games}
+        return games
+
+    def quarantine(self, game: str, player: str, fragment_id: str, reason: str) -> None:
+        self._store.quarantine(game, player, fragment_id, reason)
+
+    def tail(self, game: str, after: int = 0, limit: int = 1000) -> Tail:
+        return self._store.tail(game, after, limit)
+
+    def scan(self, game: str, share: int = 0, of: int = 1) -> Iterator[list[Fragment]]:
+        return self._store.scan(game, share, of)
+
+    def sample(self, game: str, steps: int, rng: np.random.Generator) -> list[Fragment]:
+        return self._store.sample(game, steps, rng)
+
+    def erase(self, game: str, player: str) -> int:
+        return self._store.erase(game, player)
+
+    def stats(self, game: str) -> Stats:
+        return self._store.stats(game)
+
+    def players(self, game: str, limit: int = 100) -> list[PlayerStats]:
+        return self._store.players(game, limit)
+
+    def versions(self, game: str) -> list[VersionStats]:
+        return self._store.versions(game)
+
+    def episodes(self, game: str, after: int = 0, limit: int = 1000) -> list[Episode]:
+        return self._store.episodes(game, after, limit)
+
+    def close(self) -> None:
+        self.producer.close()
+        self._store.close()

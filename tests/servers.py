@@ -1,0 +1,167 @@
+"""Real servers for tests and benchmarks, as processes of their own on free loopback ports."""
+
+import contextlib
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import tempfile
+import time
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+from cassandra.cluster import EXEC_PROFILE_DEFAULT, Cluster, ExecutionProfile, NoHostAvailable, Session
+from cassandra.policies import RoundRobinPolicy
+
+ROOT = Path(__file__).parent.parent
+START_TIMEOUT = 120.0
+# What Cassandra's own start script opens for Java 17.
+EXPORTS = (
+    "java.base/jdk.internal.misc java.base/sun.nio.ch java.base/jdk.internal.ref"
+    " java.management.rmi/com.sun.jmx.remote.internal.rmi java.rmi/sun.rmi.registry java.rmi/sun.rmi.server"
+)
+OPENS = (
+    "java.base/sun.nio.ch java.base/java.nio java.base/java.io java.base/jdk.internal.ref java.base/java.lang"
+    " java.base/java.util java.base/java.util.concurrent java.base/jdk.internal.module java.base/jdk.internal.loader"
+)
+
+
+def free_port(host: str = "127.0.0.1") -> int:
+    with socket.socket() as s:
+        s.bind((host, 0))
+        port: int = s.getsockname()[1]
+        return port
+
+
+class CassandraNode:
+    """One node. `kill` is kill -9; `start` again finds the data of before."""
+
+    def __init__(
+        self,
+        folder: Path,
+        host: str = "127.0.0.1",
+        *,
+        heap: str = "640m",
+        port: int | None = None,
+        storage_port: int | None = None,
+        commitlog: str = "periodic\ncommitlog_sync_period: 100ms",
+        settings: str = "",
+        flags: tuple[str, ...] = ("-XX:TieredStopAtLevel=1",),  # starts in half the time, runs at half the speed
+    ) -> None:
+        self.folder, self.host, self.heap, self.flags = folder, host, heap, flags
+        self.port = port or free_port(host)
+        self.storage_port = storage_port or free_port(host)
+        self._process: subprocess.Popen[bytes] | None = None
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "cassandra.yaml").write_text(
+            f"""cluster_name: sparring
+num_tokens: 4
+auto_bootstrap: false
+partitioner: org.apache.cassandra.dht.Murmur3Partitioner
+endpoint_snitch: SimpleSnitch
+commitlog_sync: {commitlog}
+auto_snapshot: false
+listen_address: {host}
+rpc_address: {host}
+native_transport_port: {self.port}
+storage_port: {self.storage_port}
+seed_provider:
+  - class_name: org.apache.cassandra.locator.SimpleSeedProvider
+    parameters: [{{seeds: "127.0.0.1:{self.storage_port}"}}]
+{settings}
+"""
+        )
+
+    @property
+    def address(self) -> str:
+        return f"{self.host}:{self.port}"
+
+    def launch(self) -> None:
+        """Starts it without waiting."""
+        jars = subprocess.run([ROOT / "scripts" / "cassandra"], check=True, stdout=subprocess.PIPE, text=True).stdout
+        command = ["java", f"-Xms{self.heap}", f"-Xmx{self.heap}", "-Xss512k", *self.flags]
+        for option, names in (("--add-exports", EXPORTS), ("--add-opens", OPENS)):
+            command += [f"{option}={name}=ALL-UNNAMED" for name in names.split()]
+        properties = {
+            "cassandra.config": f"file://{self.folder}/cassandra.yaml",
+            "cassandra.storagedir": str(self.folder / "data"),
+            "cassandra-foreground": "yes",
+            "cassandra.ring_delay_ms": "0",
+            "cassandra.skip_wait_for_gossip_to_settle": "0",
+            "cassandra.consistent.rangemovement": "false",
+        }
+        command += [f"-D{name}={value}" for name, value in properties.items()]
+        command += ["-cp", f"{jars.strip()}/*", "org.apache.cassandra.service.CassandraDaemon"]
+        with (self.folder / "log").open("ab") as log:
+            self._process = subprocess.Popen(command, stdout=log, stderr=log, stdin=subprocess.DEVNULL)
+
+    def wait(self) -> None:
+        """Until it answers CQL."""
+        deadline = time.monotonic() + START_TIMEOUT
+        while True:
+            assert self._process is not None
+            tail = "\n".join((self.folder / "log").read_text(errors="replace").splitlines()[-20:])
+            assert self._process.poll() is None, f"Cassandra stopped while starting:\n{tail}"
+            assert time.monotonic() < deadline, f"Cassandra did not start within {START_TIMEOUT:g} s:\n{tail}"
+            with contextlib.suppress(OSError), socket.create_connection((self.host, self.port), 1):
+                break
+            time.sleep(0.1)
+        while True:
+            cluster = self._cluster()
+            try:
+                cluster.connect().execute("SELECT now() FROM system.local")
+                return
+            except NoHostAvailable:
+                assert time.monotonic() < deadline
+                time.sleep(0.2)
+            finally:
+                cluster.shutdown()
+
+    def _cluster(self) -> Cluster:
+        profile = ExecutionProfile(RoundRobinPolicy(), request_timeout=60.0)
+        return Cluster([self.host], self.port, protocol_version=5, execution_profiles={EXEC_PROFILE_DEFAULT: profile})
+
+    @contextlib.contextmanager
+    def session(self, keyspace: str | None = None) -> Iterator[Session]:
+        cluster = self._cluster()
+        try:
+            yield cluster.connect(keyspace)
+        finally:
+            cluster.shutdown()
+
+    def empty(self, keyspace: str, tables: Iterable[str]) -> None:
+        """New tables would take seconds."""
+        with self.session(keyspace) as session:
+            futures = [session.execute_async(f"TRUNCATE {table}") for table in tables]
+            for future in futures:
+                future.result()
+
+    def start(self) -> None:
+        self.launch()
+        self.wait()
+
+    def kill(self) -> None:
+        self._end(signal.SIGKILL)
+
+    def stop(self) -> None:
+        """Kills it and removes its data: nobody needs a clean shutdown of a test's node."""
+        self.kill()
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+    def _end(self, how: signal.Signals) -> None:
+        if self._process is not None:
+            self._process.send_signal(how)
+            self._process.wait()  # before its directory may go
+            self._process = None
+
+
+@contextlib.contextmanager
+def cassandra_node(**options: object) -> Iterator[CassandraNode]:
+    folder = Path(tempfile.mkdtemp(prefix="sparring-cassandra-", dir=os.environ.get("TMPDIR")))
+    node = CassandraNode(folder, **options)  # type: ignore[arg-type]
+    try:
+        node.start()
+        yield node
+    finally:
+        node.stop()
