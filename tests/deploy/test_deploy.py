@@ -303,7 +303,6 @@ def unknown(words: list[str]) -> list[str]:
     return [word for word in rest if word.startswith("--") and word.partition("=")[0] not in options]
 
 
-@pytest.mark.xfail(strict=True, reason="`ingest`, `stream`, `store`, --stream and --store are not there yet")
 def test_every_command_of_the_images_exists() -> None:
     wrong = {}
     for path in DOCKERFILES:
@@ -318,7 +317,6 @@ def test_every_command_of_the_images_exists() -> None:
     assert wrong == {}
 
 
-@pytest.mark.xfail(strict=True, reason="`ingest`, `stream`, `store`, --stream and --store are not there yet")
 def test_every_command_of_the_page_exists() -> None:
     page = (ROOT / "docs/aws.md").read_text()
     blocks = "\n".join(re.findall(r"^```sh\n(.*?)^```", page, re.MULTILINE | re.DOTALL)).replace("\\\n", " ")
