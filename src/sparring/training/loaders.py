@@ -11,7 +11,7 @@ from sparring.training.experiment import Resources
 
 __all__ = ["load"]
 
-ray: Any = cluster.ray  # type: ignore[attr-defined]  # imported there, after the token
+ray: Any = cluster.ray
 
 
 class Loader:
