@@ -20,7 +20,7 @@ from sparring.experience.validate import check
 from sparring.experience.wire import TooLarge
 from sparring.games import Box, Discrete, Game
 from sparring.store.protocol import Outcome
-from sparring.stream import aws, record
+from sparring.stream import record
 from sparring.stream.kinesis import Kinesis, StreamBusy
 from sparring.stream.producer import MAX_REQUEST, Producer
 
@@ -238,37 +238,6 @@ def test_a_clock_that_jumped_does_not_stop_a_producer(server: Server, monkeypatc
     producer.close()
     proxy.close()
     assert sum(map(len, arrived(Kinesis(f"kinesis://{stream.stream}?endpoint={server.endpoint}")).values())) == 30
-
-
-def test_the_signature_is_amazons() -> None:
-    """The case `post-vanilla` of Amazon's published test suite; and secrets are in nothing that could be logged."""
-    credentials = aws.Credentials("AKIDEXAMPLE", "wJalrXUtnFEMI/K7MDENG+bPxRfiCYEXAMPLEKEY")
-    moment = 1440938160.0  # 2015-08-30 12:36:00
-    signed = aws.sign("https://example.amazonaws.com", {}, b"", "service", "us-east-1", credentials, moment)
-    assert signed["authorization"] == (
-        "AWS4-HMAC-SHA256 Credential=AKIDEXAMPLE/20150830/us-east-1/service/aws4_request, "
-        "SignedHeaders=host;x-amz-date, Signature=5da7c1a2acd57cee7505fc6676e4e544621c30862966e37dddb68e92efbe5d6b"
-    )
-    assert "wJalr" not in f"{signed} {credentials}"
-    assert "token" not in str(aws.Credentials("A", "B", "the token"))
-
-
-def test_credentials_come_from_the_environment_or_a_profile(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN", "AWS_PROFILE"):
-        monkeypatch.delenv(name, raising=False)
-    file = tmp_path / "credentials"
-    file.write_text("[default]\naws_access_key_id = A\naws_secret_access_key = 1%\n[ci]\naws_access_key_id = C\n")
-    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(file))
-    remote = "https://kinesis.eu-central-1.amazonaws.com"
-    assert aws.CredentialSource(None, remote).get() == aws.Credentials("A", "1%")
-    with pytest.raises(InputError, match=r"'ci'.* has no aws_secret_access_key"):
-        aws.CredentialSource("ci", remote).get()
-    with pytest.raises(InputError, match="no profile 'nobody'"):
-        aws.CredentialSource("nobody", remote).get()
-    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "E")
-    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "2")
-    assert aws.CredentialSource(None, remote).get() == aws.Credentials("E", "2")
-    assert aws.CredentialSource("default", remote).get().key == "A"
 
 
 @pytest.mark.parametrize(

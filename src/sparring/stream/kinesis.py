@@ -3,6 +3,7 @@
 What comes back is an answer, InputError (the request is wrong, and would be again), or StreamBusy (try again).
 """
 
+import email.utils
 import hashlib
 import itertools
 import os
@@ -16,9 +17,9 @@ from urllib.parse import parse_qsl, urlsplit
 import msgspec
 import urllib3
 
+from sparring import aws
 from sparring.errors import InputError
 from sparring.store.protocol import StoreBusy
-from sparring.stream import aws
 
 __all__ = [
     "IteratorExpired",
@@ -51,6 +52,7 @@ BUSY = (
 )
 CLOCK = ("InvalidSignatureException", "SignatureDoesNotMatch", "RequestExpired", "RequestTimeTooSkewed")
 SKEW = 60.0  # seconds of difference from which on a refused signature is put down to our clock
+LOOPBACK = ("127.0.0.1", "::1", "localhost")
 FIRST_DELAY, MAX_DELAY = 0.1, 5.0
 PATIENCE = 60.0  # seconds of tries
 
@@ -161,19 +163,19 @@ class _Description(msgspec.Struct, frozen=True, rename="pascal"):
 
 
 class Kinesis:
-    """`kinesis://NAME?region=eu-central-1`, optionally with `&profile=` (of ~/.aws/credentials), `&endpoint=` (another
+    """`kinesis://NAME?region=eu-central-1`, optionally with `&endpoint=` (another
     server that speaks the API) and `&lanes=` (see the producer)."""
 
     def __init__(self, address: str, timeout: float = 20.0) -> None:
         self.address, self.timeout = address, timeout
         parts = urlsplit(address)
         options = dict(parse_qsl(parts.query, keep_blank_values=True))
-        unknown = options.keys() - {"region", "endpoint", "profile", "lanes"}
+        unknown = options.keys() - {"region", "endpoint", "lanes"}
         if parts.scheme != "kinesis" or not parts.netloc or parts.path.strip("/") or unknown:
             wrong = f"; {', '.join(sorted(unknown))} is unknown" if unknown else ""
             raise InputError(f"{address!r} is not a stream's address{wrong}: write kinesis://NAME?region=eu-central-1")
         if "@" in parts.netloc:
-            raise InputError("credentials do not belong into an address: use the environment or ?profile=NAME")
+            raise InputError("credentials do not belong into an address: use the environment or AWS_PROFILE")
         self.stream = parts.netloc
         region = options.get("region") or os.environ.get("AWS_REGION") or os.environ.get("AWS_DEFAULT_REGION")
         if region is None and "endpoint" not in options:
@@ -187,7 +189,7 @@ class Kinesis:
         if not (lanes.isdecimal() and 1 <= int(lanes) <= 500):
             raise InputError(f"{address}: lanes must be 1..500, got {lanes!r}")
         self.lanes = int(lanes)
-        self._credentials = aws.CredentialSource(options.get("profile"), self.endpoint)
+        self._local = urlsplit(self.endpoint).hostname in LOOPBACK
         self._skew = 0.0  # seconds that the server's clock is ahead of ours
         self._pool = urllib3.PoolManager(maxsize=4, retries=False)
 
@@ -275,20 +277,28 @@ class Kinesis:
     def _call(self, action: str, asked: dict[str, Any], stream: bool = True) -> bytes:
         body = msgspec.json.encode({"StreamName": self.stream, **asked} if stream else asked)
         headers = {"Content-Type": KIND, "X-Amz-Target": f"Kinesis_20131202.{action}"}
-        signed = aws.sign(
-            self.endpoint, headers, body, "kinesis", self.region, self._credentials.get(), time.time() + self._skew
-        )
+        url, now = f"{self.endpoint}/", time.time() + self._skew
+        signed = aws.sign("POST", url, headers, body, "kinesis", self.region, self._credentials(), now=now)
         timeout = urllib3.Timeout(connect=min(5.0, self.timeout), read=self.timeout)
         try:
-            answer = self._pool.request(
-                "POST", f"{self.endpoint}/", body=body, headers=signed, timeout=timeout, redirect=False
-            )
+            answer = self._pool.request("POST", url, body=body, headers=signed, timeout=timeout, redirect=False)
         except (urllib3.exceptions.HTTPError, OSError) as error:
             reason = error.__cause__ if isinstance(error.__cause__, OSError) else type(error).__name__
             raise StreamBusy(f"{self.endpoint} is not reachable: {reason}") from None  # causes quote signed headers
         if answer.status == 200:
             return answer.data
         raise self._fault(action, answer.status, answer.data, answer.headers.get("date"))
+
+    def _credentials(self) -> aws.Credentials:
+        if self._local and "AWS_ACCESS_KEY_ID" not in os.environ:
+            return aws.Credentials("local", "local")  # a server on this machine, for tests: it takes any
+        try:
+            found = aws.credentials()
+        except aws.CredentialsError as error:
+            raise StreamBusy(str(error)) from error
+        if found is None:
+            raise InputError(aws.NO_CREDENTIALS)
+        return found
 
     def _fault(self, action: str, status: int, body: bytes, date: str | None) -> Exception:
         try:
@@ -297,7 +307,7 @@ class Kinesis:
             fault = _Fault()
         code, text = fault.type.rpartition("#")[2], (fault.message or fault.Message)[:500]
         told = f"{action} of {self.stream}: {code or status} {text}".rstrip()
-        there = aws.server_time(date)
+        there = _server_time(date)
         if code in CLOCK and there is not None and abs(there - time.time() - self._skew) > SKEW:
             self._skew = there - time.time()  # our clock jumped: its own Date makes the next try good
             return StreamBusy(f"{told} (this machine's clock is {-self._skew:+.0f} s off)")
@@ -323,3 +333,11 @@ class Kinesis:
 
 def _start(shard: Shard) -> int:
     return int(shard.hash_key_range.starting_hash_key)
+
+
+def _server_time(date: str | None) -> float | None:
+    """What the answer's Date header says."""
+    try:
+        return None if date is None else email.utils.parsedate_to_datetime(date).timestamp()
+    except ValueError:
+        return None
