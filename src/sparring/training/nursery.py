@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 import numpy as np
+import psutil
 from gymnasium.envs.registration import load_env_creator, spec
 
 from sparring.errors import InputError
@@ -39,7 +40,7 @@ class Nursery:
     """`env`: the game whose package is loaded beforehand."""
 
     def __init__(self, env: str, memory: int, log: Path) -> None:
-        self.control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self.control, theirs = socket.socketpair()  # a question, an answer, and so on: no framing needed
         self.control.settimeout(PATIENCE)
         # Each worker is one core's work: more threads would only fight over the cores, and a fork does not copy them.
         threads = {f"{name}_NUM_THREADS": "1" for name in ("OMP", "OPENBLAS", "MKL")}
@@ -86,7 +87,7 @@ class Child:
             try:
                 self.code = self.nursery.ended(self.pid)
             except OSError:
-                self.code = None if os.path.exists(f"/proc/{self.pid}") else UNKNOWN
+                self.code = None if psutil.pid_exists(self.pid) else UNKNOWN
         return self.code
 
     def wait(self, timeout: float = 10.0) -> int | None:
