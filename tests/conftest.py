@@ -1,6 +1,7 @@
 """Fixtures that several folders of tests share."""
 
 import os
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -16,6 +17,17 @@ from sparring.store import keyspace
 # Compiling takes the longest of all in tests of learning: workers and runs share what one of them compiled.
 os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(Path(__file__).parent.parent / ".pytest_cache" / "jax"))
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.1")
+# A process's Ray reads its token once: one for all tests, and not in the user's home.
+os.environ["RAY_AUTH_TOKEN_PATH"] = str(Path(__file__).parent.parent / ".pytest_cache" / "ray" / "token")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def no_ray_left_behind() -> Iterator[None]:
+    """A module's cluster is its own: the next one's has other nodes and paths."""
+    yield
+    ray = sys.modules.get("ray")
+    if ray is not None and ray.is_initialized():
+        ray.shutdown()
 
 
 @pytest.fixture

@@ -34,17 +34,16 @@ SHARE = Resources(actor_cpus=0.25)
 
 
 @pytest.fixture(scope="module")
-def token(tmp_path_factory):
-    """A home of its own for the secret; Ray reads it when it is imported, so this comes first."""
+def paths():
+    """Games of the tests are found by Ray's processes, which begin with these."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("RAY_AUTH_TOKEN_PATH", str(tmp_path_factory.mktemp("ray") / "token"))
         patch.setenv("PYTHONPATH", os.pathsep.join([str(HERE), *filter(None, [os.environ.get("PYTHONPATH")])]))
         patch.syspath_prepend(HERE)
         yield
 
 
 @pytest.fixture(scope="module")
-def ray(token):
+def ray(paths):
     from sparring.training import cluster
 
     with pytest.MonkeyPatch.context() as patch:
@@ -297,7 +296,7 @@ def await_(condition, seconds=60.0):
 
 
 @pytest.fixture
-def hosts(token):
+def hosts(paths):
     """Two network namespaces with a cable between them: a command's first words, and the address, of each."""
     if os.geteuid() or not shutil.which("ip"):
         pytest.skip("network namespaces need root and the ip command")
@@ -455,7 +454,7 @@ def test_down_stops_what_up_started_and_nothing_else(ray):
 
 def test_loaders_read_a_store_together(ray, tmp_path):
     """Offline: two actors read their shares, and the run learns from all of it, the same every time."""
-    from sparring.training.loaders import load  # imports Ray, which reads the token's place
+    from sparring.training.loaders import load
 
     game, rng = catalog.load("CartPole-v1"), np.random.default_rng(0)
     db = open_store(str(tmp_path / "store.db"))

@@ -192,12 +192,15 @@ def test_other_algorithms_train_resume_and_play(name, tmp_path):
     policy = run.policy()
     assert policy.game.name == game
     assert len(play(policy, 2)) == 2
-    assert loop.resume(run.path, ["stop.iterations=2"]).rows()[-1]["iteration"] == 2
-    first, second = run.rows()
+    for number in range(2, 7):  # IMPALA's learner is a thread: an iteration may end before its first update
+        assert loop.resume(run.path, [f"stop.iterations={number}"]).rows()[-1]["iteration"] == number
+        changed = run.policy().params
+        if any((changed[name] != policy.params[name]).any() for name in changed):
+            break
+    first, second, *_ = run.rows()
     assert first["steps"] >= 100
     assert second["steps"] > first["steps"]
     assert second["updates"] > first["updates"] > 0
-    changed = run.policy().params
     assert any((changed[name] != policy.params[name]).any() for name in changed)
     assert all(np.abs(changed[name] - policy.params[name]).max() < 0.5 for name in changed)  # it did not begin anew
 
