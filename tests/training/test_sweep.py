@@ -218,10 +218,10 @@ def test_all_failed(address, root):
     assert not (root / "failed" / "best.yaml").exists()
 
 
-def test_a_trial_whose_process_dies_goes_on(address, root, token, caplog):
-    (token / "trouble").write_text("die")
+def test_a_trial_whose_process_dies_goes_on(address, root, logs, caplog):
+    (logs / "trouble").write_text("die")
     trials = sweep(root / "dies", seed="{grid: [1, 2]}", stop="{iterations: 3}", tune="{scheduler: none}")
-    assert not (token / "trouble").exists()  # somebody found it
+    assert not (logs / "trouble").exists()  # somebody found it
     assert "is lost: it goes on from its last checkpoint" in caplog.text
     assert [trial.state for trial in trials] == ["done", "done"]
     for trial in trials:
@@ -333,7 +333,7 @@ def start(*words: object) -> subprocess.Popen:
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
 
 
-def test_interrupted_killed_and_resumed(token, tmp_path):
+def test_interrupted_killed_and_resumed(logs, tmp_path):
     out = tmp_path / "sweep"
     changes = {"algorithm__exploration_final": SEARCHED, "checkpoint": "{every: 1}"}
     changes |= {"stop": "{iterations: 40}", "tune": "{samples: 6, parallel: 2}", "resources__cpus": 2}
