@@ -161,7 +161,7 @@ def rllib(task: str) -> dict[str, float]:
     from ray.tune.registry import register_env
 
     register_env("humanoid", humanoid)
-    ray.init(num_cpus=4, include_dashboard=False, logging_level=logging.ERROR, log_to_driver=False)
+    ray.init("local", num_cpus=4, include_dashboard=False, logging_level=logging.ERROR, log_to_driver=False)
     config = (
         PPOConfig()
         .environment("humanoid")
@@ -208,7 +208,7 @@ def start(who: str) -> None:
         import ray
         from ray.rllib.algorithms.ppo import PPOConfig
 
-        ray.init(num_cpus=4, include_dashboard=False, logging_level=logging.ERROR, log_to_driver=False)
+        ray.init("local", num_cpus=4, include_dashboard=False, logging_level=logging.ERROR, log_to_driver=False)
         runners = 2 if who.endswith("ray") else 0
         training = {"train_batch_size": 256, "minibatch_size": 64, "num_epochs": 1}
         algo = PPOConfig().environment(CARTPOLE).env_runners(num_env_runners=runners).training(**training).build_algo()
