@@ -29,8 +29,7 @@ def bench(tmp_path, *words, experiment=EXPERIMENT):
 
 @pytest.mark.real
 @pytest.mark.parametrize(("runner", "workers"), [("local", "1,2"), ("ray", "2")])
-def test_what_is_measured(tmp_path, monkeypatch, runner, workers):
-    monkeypatch.setenv("RAY_AUTH_TOKEN_PATH", str(tmp_path / "token"))
+def test_what_is_measured(tmp_path, runner, workers):
     done = bench(tmp_path, "--workers", workers, "--runner", runner, "--iterations", "2", "--rounds", "1")
     assert done.returncode == 0, done.stdout + done.stderr
     with (tmp_path / "out" / "scaling.csv").open() as file:
@@ -62,8 +61,7 @@ def test_what_is_measured(tmp_path, monkeypatch, runner, workers):
     ],
     ids=["gpus", "steps", "runner", "room"],
 )
-def test_what_cannot_be_measured(tmp_path, monkeypatch, words, says):
-    monkeypatch.setenv("RAY_AUTH_TOKEN_PATH", str(tmp_path / "token"))
+def test_what_cannot_be_measured(tmp_path, words, says):
     done = bench(tmp_path, *words)
     assert done.returncode == 2, done.stdout + done.stderr
     assert says in " ".join(done.stderr.split())

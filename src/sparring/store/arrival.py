@@ -1,7 +1,9 @@
 """What every store does with fragments that arrive: refuses what was never checked, sums rewards, and tells when an
 episode is complete. One rule for all stores, so that they cannot disagree."""
 
+import time
 from collections.abc import Iterator, Sequence
+from concurrent.futures import Future
 from itertools import accumulate, pairwise
 from typing import Protocol
 
@@ -11,8 +13,19 @@ import numpy as np
 from sparring.errors import InputError
 from sparring.experience import Fragment
 from sparring.games import Game
+from sparring.store.protocol import Outcome
 
-__all__ = ["Submission", "Unfinished", "decode", "require_checked", "require_same", "returns", "stripes"]
+__all__ = [
+    "Submission",
+    "Unfinished",
+    "decode",
+    "failed",
+    "refusal",
+    "require_checked",
+    "require_same",
+    "returns",
+    "stripes",
+]
 
 REWARD = np.dtype("<f4")
 encoder = msgspec.msgpack.Encoder()
@@ -30,6 +43,18 @@ class Submission:
         self.returns = returns(fragments)
         self.sizes = [len(f.obs) + len(f.action) + len(f.reward) + len(f.log_prob or b"") for f in fragments]
         self.size = sum(self.sizes)
+
+
+def failed(error: Exception) -> "Future[list[Outcome]]":
+    """The answer to a submission that was not taken."""
+    future: Future[list[Outcome]] = Future()
+    future.set_exception(error)
+    return future
+
+
+def refusal(game: str, player: str, fragment_id: str, reason: str) -> tuple[float, str, str, str, str]:
+    """A note for the quarantine: whoever sent it may have sent names of any length."""
+    return time.time(), game[:200], player[:200], fragment_id[:200], reason[:1000]
 
 
 def _encode(fragments: Sequence[Fragment]) -> list[memoryview]:

@@ -25,7 +25,7 @@ import numpy as np
 from sparring.errors import InputError, SparringError
 from sparring.experience import Fragment
 from sparring.games import Game
-from sparring.store.arrival import Submission, decode, require_checked, require_same, stripes
+from sparring.store.arrival import Submission, decode, failed, refusal, require_checked, require_same, stripes
 from sparring.store.buckets import GROUP, GROUP_FRAGMENTS, Part, Writer, decode_parts, encode_parts
 from sparring.store.keyspace import Address, Keyspace
 from sparring.store.order import Directory, Episodes, Head, Order, Span, Totals
@@ -83,12 +83,10 @@ class CassandraStore:
         try:
             return writer.submit(Submission(fragments))
         except (InputError, StoreBusy) as error:
-            future: Future[list[Outcome]] = Future()
-            future.set_exception(error)
-            return future
+            return failed(error)
 
     def quarantine(self, game: str, player: str, fragment_id: str, reason: str) -> None:
-        self._writing().refuse((time.time(), game[:200], player[:200], fragment_id[:200], reason[:1000]))
+        self._writing().refuse(refusal(game, player, fragment_id, reason))
 
     def erase(self, game: str, player: str) -> int:
         """Looks through all records of the game; one player at a time. The disks forget with the next compactions after

@@ -4,7 +4,6 @@ are in `tables`; here is what callers see, and reading: any number of threads an
 import os
 import sqlite3
 import threading
-import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
@@ -17,7 +16,7 @@ from sparring.errors import InputError, SparringError
 from sparring.experience import Fragment
 from sparring.games import Game
 from sparring.store import tables
-from sparring.store.arrival import Submission, decode, stripes
+from sparring.store.arrival import Submission, decode, failed, refusal, stripes
 from sparring.store.protocol import Episode, Outcome, PlayerStats, Stats, StoreBusy, Tail, VersionStats
 from sparring.store.tables import GAME, MODEL, PLACES, PLAYER, find_game
 from sparring.store.writer import Writer
@@ -57,12 +56,10 @@ class SqliteStore:
         try:
             return self._writing().submit(Submission(fragments))
         except (InputError, StoreBusy) as error:
-            future: Future[list[Outcome]] = Future()
-            future.set_exception(error)
-            return future
+            return failed(error)
 
     def quarantine(self, game: str, player: str, fragment_id: str, reason: str) -> None:
-        self._writing().refuse((time.time(), game[:200], player[:200], fragment_id[:200], reason[:1000]))
+        self._writing().refuse(refusal(game, player, fragment_id, reason))
 
     def erase(self, game: str, player: str) -> int:
         """Some at a time, so that appends get through in between; then the bytes are removed from the files too."""

@@ -8,6 +8,7 @@ import numpy as np
 from sparring.errors import InputError
 from sparring.experience import Fragment
 from sparring.games import Game
+from sparring.store.arrival import failed
 from sparring.store.protocol import Episode, Outcome, PlayerStats, Stats, Store, Tail, VersionStats
 from sparring.stream.producer import Producer
 
@@ -26,9 +27,7 @@ class StreamedStore:
         game = self._games.get(fragments[0].game)
         if game is not None and all([f.game == game.name for f in fragments]):
             return self.producer.submit(game, fragments)
-        future: Future[list[Outcome]] = Future()
-        future.set_exception(InputError(f"{fragments[0].game!r} is not registered, or not the game of all of them"))
-        return future
+        return failed(InputError(f"{fragments[0].game!r} is not registered, or not the game of all of them"))
 
     def append(self, fragments: Sequence[Fragment]) -> list[Outcome]:
         return self.submit(fragments).result()
