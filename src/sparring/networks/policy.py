@@ -111,9 +111,8 @@ class Policy:
         Heads without a density (Deterministic) give none.
         """
         out = self.outputs(obs)
-        if isinstance(self.head, QValues | Categorical):
-            return self._act_discrete(out, noise)
-        return self._act_continuous(out, noise)
+        action = self.choose(out, noise)
+        return action, None if noise is None else self.log_prob(out, noise, action)
 
     def outputs(self, obs: Array) -> Array:
         """The head's numbers: Q-values, logits, means …"""
@@ -131,51 +130,67 @@ class Policy:
             out = out - out.mean(-1, keepdims=True) + x @ p["head.value.w"] + p["head.value.b"]
         return out
 
-    def _act_discrete(self, out: Array, noise: Array | None) -> tuple[Array, Array | None]:
-        action = self.game.action
-        start = action.start if isinstance(action, Discrete) else 0
-        if isinstance(self.head, QValues):
-            best = out.argmax(-1)
-            if noise is None:
-                return (best + start).astype("<i4"), None
-            n = out.shape[-1]
-            chosen = np.where(noise[:, 0] < self.exploration, np.minimum((noise[:, 1] * n).astype(int), n - 1), best)
-            prob = self.exploration / n + (1 - self.exploration) * (chosen == best)
-            return (chosen + start).astype("<i4"), np.log(np.maximum(prob, MIN_PROB)).astype("<f4")
-        # Gumbel-max: argmax(logit − log(−log u)) is a sample of softmax(logits).
-        gumbel = None if noise is None else -np.log(-np.log(_clip(noise, *GUMBEL_CLIP)))
-        if not isinstance(action, MultiDiscrete):
-            pick, log_prob = _pick(out, gumbel)
-            return (pick + start).astype("<i4"), log_prob
-        ends = np.cumsum(action.nvec)[:-1]
-        shifts = [None] * len(action.nvec) if gumbel is None else np.split(gumbel, ends, -1)
-        picks = [_pick(logits, shift) for logits, shift in zip(np.split(out, ends, -1), shifts, strict=True)]
-        chosen = np.stack([pick for pick, _ in picks], -1).astype("<i4")
-        log_probs = [log_prob for _, log_prob in picks if log_prob is not None]
-        return chosen, np.sum(log_probs, 0) if log_probs else None
-
-    def _act_continuous(self, out: Array, noise: Array | None) -> tuple[Array, Array | None]:
+    def choose(self, out: Array, noise: Array | None) -> Array:
+        """The actions, of the head's numbers."""
+        if isinstance(self.head, QValues | Categorical):
+            return self._choose_discrete(out, noise)
         s = self.scaling
-        mean, log_prob = out[:, : len(s.low)], None
+        mean = out[:, : len(s.low)]
         if isinstance(self.head, Gaussian):
-            log_std = self._log_std(out)
-            u = mean if noise is None else mean + np.exp(log_std) * noise
-            game = self._to_game(_clip(u, s.unit_low, s.unit_high))
-            return game, None if noise is None else self._log_prob_gaussian(mean, log_std, noise, game)
-        elif isinstance(self.head, Squashed):
-            u = mean
+            u = mean if noise is None else mean + np.exp(self._log_std(out)) * noise
+            return self._to_game(_clip(u, s.unit_low, s.unit_high))
+        if isinstance(self.head, Squashed):
+            return self._to_game(np.tanh(mean if noise is None else self._unsquashed(out, noise)[0]))
+        unit = np.tanh(mean)
+        if noise is not None:
+            unit = _clip(unit + np.float32(self.exploration) * noise, -1, 1)
+        return self._to_game(unit)
+
+    def log_prob(self, out: Array, noise: Array, action: Array) -> Array | None:
+        """Of actions that were chosen so: any number of rows at once, whenever they were chosen."""
+        if isinstance(self.head, QValues | Categorical):
+            return self._log_prob_discrete(out, action)
+        if isinstance(self.head, Gaussian):
+            return self._log_prob_gaussian(out, noise, action)
+        if isinstance(self.head, Squashed):
+            u, log_std = self._unsquashed(out, noise)
+            # log(1 − tanh²u) in a form that does not overflow (Haarnoja et al. 2018, appendix C).
+            correction = 2 * (LOG_2 - u - np.logaddexp(0, -2 * u))
+            return (-0.5 * noise**2 - log_std - HALF_LOG_2PI - correction).sum(-1).astype("<f4")
+        return None
+
+    def _choose_discrete(self, out: Array, noise: Array | None) -> Array:
+        action = self.game.action
+        if isinstance(self.head, QValues):
+            pick = out.argmax(-1)
             if noise is not None:
-                log_std = _clip(out[:, len(s.low) :], *LOG_STD_RANGE)
-                u = mean + np.exp(log_std) * noise
-                # log(1 − tanh²u) in a form that does not overflow (Haarnoja et al. 2018, appendix C).
-                correction = 2 * (LOG_2 - u - np.logaddexp(0, -2 * u))
-                log_prob = (-0.5 * noise**2 - log_std - HALF_LOG_2PI - correction).sum(-1)
-            unit = np.tanh(u)
+                n = out.shape[-1]
+                pick = np.where(noise[:, 0] < self.exploration, np.minimum((noise[:, 1] * n).astype(int), n - 1), pick)
         else:
-            unit = np.tanh(mean)
-            if noise is not None:
-                unit = _clip(unit + np.float32(self.exploration) * noise, -1, 1)
-        return self._to_game(unit), None if log_prob is None else log_prob.astype("<f4")
+            # Gumbel-max: argmax(logit − log(−log u)) is a sample of softmax(logits).
+            scores = out if noise is None else out - np.log(-np.log(_clip(noise, *GUMBEL_CLIP)))
+            if isinstance(action, MultiDiscrete):
+                parts = np.split(scores, np.cumsum(action.nvec)[:-1], -1)
+                return np.stack([part.argmax(-1) for part in parts], -1).astype("<i4")
+            pick = scores.argmax(-1)
+        return (pick + action.start if isinstance(action, Discrete) and action.start else pick).astype("<i4")
+
+    def _log_prob_discrete(self, out: Array, action: Array) -> Array:
+        space = self.game.action
+        if isinstance(space, MultiDiscrete):
+            parts = np.split(out, np.cumsum(space.nvec)[:-1], -1)
+            return np.sum([_log_softmax(part, action[:, i]) for i, part in enumerate(parts)], 0)
+        pick = action - space.start if isinstance(space, Discrete) else action
+        if isinstance(self.head, QValues):
+            prob = self.exploration / out.shape[-1] + (1 - self.exploration) * (pick == out.argmax(-1))
+            return np.log(np.maximum(prob, MIN_PROB)).astype("<f4")
+        return _log_softmax(out, pick)
+
+    def _unsquashed(self, out: Array, noise: Array) -> tuple[Array, Array]:
+        """What the tanh is taken of, and the logarithm of its deviation."""
+        mean, log_std = np.split(out, 2, -1)
+        log_std = _clip(log_std, *LOG_STD_RANGE)
+        return mean + np.exp(log_std) * noise, log_std
 
     def _log_std(self, out: Array) -> Array:
         """A Gaussian head's: of all observations, or of each."""
@@ -183,15 +198,16 @@ class Policy:
             return self.params["head.log_std"]
         return _clip(out[:, len(self.scaling.low) :], *OBSERVED_LOG_STD_RANGE)
 
-    def _log_prob_gaussian(self, mean: Array, log_std: Array, noise: Array, game: Array) -> Array:
+    def _log_prob_gaussian(self, out: Array, noise: Array, game: Array) -> Array:
         """All that a learner can know of a clipped action is its bound, on which the Gaussian's mass beyond lies.
         Whether it was is asked of the game's action: that is what fragments keep."""
-        s = self.scaling
+        s, log_std = self.scaling, self._log_std(out)
         # The noise itself: (u − mean) / σ loses digits when the deviation is small.
         log_prob = -0.5 * noise**2 - (log_std + np.float32(HALF_LOG_2PI))
         flat = game.reshape(noise.shape)
         at_high = flat == s.high
         clipped = at_high | (flat == s.low)
+        mean = out[:, : len(s.low)]
         beyond = np.where(at_high, mean - s.unit_high, s.unit_low - mean) * np.exp(-log_std)
         log_prob[clipped] = [_log_mass(x) for x in beyond[clipped].tolist()]
         return log_prob.sum(-1).astype("<f4", copy=False)
@@ -220,15 +236,11 @@ class Policy:
         return _clip(s.centre + s.half * unit.astype(action.dtype), s.low, s.high).reshape(len(unit), *action.shape)
 
 
-def _pick(logits: Array, gumbel: Array | None) -> tuple[Array, Array | None]:
-    """The best, or a sample and its log-probability."""
-    if gumbel is None:
-        return logits.argmax(-1), None
-    pick = (logits + gumbel).argmax(-1)
+def _log_softmax(logits: Array, pick: Array) -> Array:
     # Without the methods' `keepdims` and such: they cost more than the few numbers of a step.
     z = logits - np.maximum.reduce(logits, -1)[:, None]
     log_prob = z[np.arange(len(z)), pick] - np.log(np.add.reduce(np.exp(z), -1))
-    return pick, log_prob.astype("<f4", copy=False)
+    return log_prob.astype("<f4", copy=False)
 
 
 def _clip(x: Array, low: Any, high: Any) -> Array:

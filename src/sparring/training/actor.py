@@ -95,19 +95,21 @@ class Actor:
         steps, count = rows.kind.shape[1] - 1, len(self.ended)
         rows.kind[:, :steps], rows.kind[:, steps] = STEP, END
         over = np.count_nonzero(self.ended)
-        # All of it at once: the same numbers as one by one, and less to do between two steps.
+        # What needs no answer of the game is done for the whole block, before or after: the same numbers as one by
+        # one, and less to do between two steps.
         noise = None if at_random else policy.noise(self.rng, steps * count).reshape(steps, count, -1)
+        outputs = []
         for t in range(steps):
             self.beat[0] = time.monotonic()
             rows.obs[:, t] = self.obs
             if noise is None:
-                action, log_prob = random_actions(self.game, self.rng, count), None
+                action = random_actions(self.game, self.rng, count)
             else:
-                action, log_prob = policy.act(self.obs, noise[t])
+                outputs.append(out := policy.outputs(self.obs))
+                action = policy.choose(out, noise[t])
             step = self.environments.step(action)
             rows.action[:, t] = action
             rows.reward[:, t] = step.reward
-            rows.log_prob[:, t] = 0.0 if log_prob is None else log_prob
             self.returns += step.reward
             self.lengths += 1
             self.obs = step.obs
@@ -121,7 +123,15 @@ class Actor:
                     episodes.append((float(self.returns[i]), int(self.lengths[i])))
                     self.returns[i], self.lengths[i] = 0.0, 0
         rows.obs[:, steps] = self.obs
+        rows.log_prob[:, :steps] = 0.0 if noise is None else self._log_prob(policy, outputs, noise, rows.action)
         return episodes
+
+    def _log_prob(self, policy: Policy, outputs: list[Array], noise: Array, action: Array) -> Array | float:
+        """(environments, steps) of a block."""
+        steps, count = noise.shape[:2]
+        played = action[:, :steps].swapaxes(0, 1).reshape(steps * count, *action.shape[2:])
+        log_prob = policy.log_prob(np.concatenate(outputs), noise.reshape(steps * count, -1), played)
+        return 0.0 if log_prob is None else log_prob.reshape(steps, count).T
 
     def state(self) -> dict[str, Array] | None:
         """Enough to go on identically; none where the game cannot tell its own."""
