@@ -64,7 +64,7 @@ ACTIVATIONS = ("relu", "tanh", "silu", "linear")
 
 
 def layers_for(observation: Any, activation: str) -> tuple[Any, ...]:
-    dense = (Dense(16, activation), Dense(9, activation))
+    dense = (Dense(16, activation), Dense(9, activation, norm=activation != "linear"))
     if isinstance(observation, Box) and observation.is_image:
         return (Conv(4, 4, 2, activation), Conv(5, 3, 1, activation), *dense)
     return dense

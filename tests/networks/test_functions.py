@@ -1,11 +1,16 @@
 """What layers compute in JAX. NumPy's and ONNX's forms are tested against each other elsewhere."""
 
+from collections.abc import Callable
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from sparring.networks.functions import convolve
+from sparring.games import Box, Discrete, Game
+from sparring.networks.functions import convolve, dense, torso
+from sparring.networks.policy import Policy
+from sparring.networks.spec import Categorical, Dense
 
 
 def plain(x: jax.Array, w: jax.Array, stride: int) -> jax.Array:
@@ -43,3 +48,14 @@ def test_convolutions_and_their_gradients(
     change = jnp.asarray(rng.standard_normal(expected.shape, np.float32))
     for ours, theirs in zip(pull_found(change), pull_expected(change), strict=True):
         np.testing.assert_allclose(ours, theirs, atol=1e-4)
+
+
+def test_learners_see_what_actors_see(random_policy: Callable[..., Policy]) -> None:
+    game = Game("g", Box((5,)), Discrete(3))
+    layers = (Dense(16, "silu", norm=True), Dense(9, "tanh"), Dense(8, norm=True))
+    policy = random_policy(game, layers, Categorical(), normalised=False)
+    obs = np.random.default_rng(0).standard_normal((7, 5)).astype(np.float32)
+    hidden = torso(layers, policy.params, jnp.asarray(obs))
+    np.testing.assert_allclose(dense(policy.params, "head", hidden), policy.outputs(obs), rtol=1e-4, atol=1e-5)
+    plain = tuple(Dense(layer.units, layer.activation) for layer in layers)
+    assert not np.allclose(torso(plain, policy.params, jnp.asarray(obs)), hidden, atol=0.1)

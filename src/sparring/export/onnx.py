@@ -26,7 +26,17 @@ from sparring.networks.policy import (
     OBSERVED_LOG_STD_RANGE,
     Policy,
 )
-from sparring.networks.spec import Categorical, Conv, Gaussian, Layer, QValues, Squashed, action_size, image_layout
+from sparring.networks.spec import (
+    NORM_EPSILON,
+    Categorical,
+    Conv,
+    Gaussian,
+    Layer,
+    QValues,
+    Squashed,
+    action_size,
+    image_layout,
+)
 
 __all__ = ["render"]
 
@@ -128,6 +138,8 @@ def _network(g: Graph, policy: Policy) -> str:
         else:
             x, image = _flat(g, x, image), False
             x = g.op("Gemm", x, g.constant(w, f"torso.{i}.w"), b)
+            if layer.norm:
+                x = g.op("LayerNormalization", x, np.ones(layer.units, np.float32), epsilon=NORM_EPSILON)
         x = _activate(g, layer, x)
     x = _flat(g, x, image)
     out = _dense(g, policy, "head", x)

@@ -11,7 +11,7 @@ import numpy as np
 
 from sparring.games.spec import Array
 from sparring.networks.policy import CLIP
-from sparring.networks.spec import Conv, Layer, QValues
+from sparring.networks.spec import NORM_EPSILON, Conv, Layer, QValues
 
 __all__ = ["Normaliser", "Params", "convolve", "dense", "init_params", "normalise", "q_values", "torso"]
 
@@ -59,6 +59,8 @@ def torso(
             z = convolve(x, w, layer.stride) + b
         else:
             z, extra = _join(x, extra) @ w + b, None
+            if layer.norm:
+                z = (z - z.mean(-1, keepdims=True)) * jax.lax.rsqrt(z.var(-1, keepdims=True) + NORM_EPSILON)
         x = ACTIVATIONS[layer.activation](z)
     return _join(x, extra)
 

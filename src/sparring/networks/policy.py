@@ -15,8 +15,10 @@ from sparring.errors import InputError
 from sparring.games import Box, Dict, Discrete, Game, MultiDiscrete, Space
 from sparring.games.spec import Array
 from sparring.networks.spec import (
+    NORM_EPSILON,
     Categorical,
     Conv,
+    Dense,
     Gaussian,
     Head,
     Layer,
@@ -120,9 +122,11 @@ class Policy:
         x = features(self.game.observation, obs)
         if "normaliser.mean" in p:
             x = _clip((x - p["normaliser.mean"]) / p["normaliser.std"], -CLIP, CLIP)
-        for w, b, stride, activation in self._torso:
+        for w, b, stride, activation, norm in self._torso:
             z = _flat(x) @ w if stride is None else _convolve(x, w, stride)
             z += b
+            if norm:
+                z = (z - z.mean(-1, keepdims=True)) / np.sqrt(z.var(-1, keepdims=True) + np.float32(NORM_EPSILON))
             x = activation(z)
         x = _flat(x)
         out = x @ p["head.w"] + p["head.b"]
@@ -213,14 +217,16 @@ class Policy:
         return log_prob.sum(-1).astype("<f4", copy=False)
 
     @cached_property
-    def _torso(self) -> list[tuple[Array, Array, int | None, Any]]:
-        """Weights, bias, stride of a convolution and activation of every layer: looked up once, not every step."""
+    def _torso(self) -> list[tuple[Array, Array, int | None, Any, bool]]:
+        """Weights, bias, stride of a convolution, activation and `norm` of every layer: looked up once, not every
+        step."""
         return [
             (
                 self.params[f"torso.{i}.w"],
                 self.params[f"torso.{i}.b"],
                 layer.stride if isinstance(layer, Conv) else None,
                 ACTIVATIONS[layer.activation],
+                isinstance(layer, Dense) and layer.norm,
             )
             for i, layer in enumerate(self.layers)
         ]

@@ -56,7 +56,7 @@ def _layers(policy: Policy) -> str:
     parts = [
         f"Conv {layer.filters}×{layer.kernel}×{layer.kernel}/{layer.stride} {layer.activation}"
         if isinstance(layer, Conv)
-        else f"Dense {layer.units} {layer.activation}"
+        else f"Dense {layer.units} {'normalised ' * layer.norm}{layer.activation}"
         for layer in policy.layers
     ]
     return " → ".join([*parts, type(policy.head).__name__])
