@@ -232,6 +232,19 @@ def test_not_enough_is_told_at_once(ray, tmp_path):
     assert not (tmp_path / "run" / "metrics.csv").exists()
 
 
+def test_a_ray_that_does_not_start_is_told(monkeypatch):
+    """As when a machine is too busy for it."""
+    from sparring.training import cluster
+
+    def init(*_: object, **__: object) -> None:
+        raise Exception("The current node timed out during startup")  # just that, as Ray does
+
+    monkeypatch.setattr(cluster.ray, "is_initialized", lambda: False)
+    monkeypatch.setattr(cluster.ray, "init", init)
+    with pytest.raises(SparringError, match="Ray does not start on this machine: The current node timed out"):
+        cluster.connect(Resources())
+
+
 def test_several_devices_compute_one_update(tmp_path):
     """Virtual ones, in a process of its own: JAX counts them once."""
     code = """

@@ -78,19 +78,10 @@ def connect(resources: Resources) -> None:
     if ray.is_initialized():
         return
     options: dict[str, Any] = {"logging_level": logging.ERROR, "log_to_driver": False, "configure_logging": False}
-    try:
-        if resources.address is None:
-            # Without this word Ray joins whatever cluster this machine was last part of, gone or not.
-            ray.init("local", include_dashboard=False, num_cpus=resources.cpus, **options)
-        else:
-            ray.init(resources.address, **options)
-    except (ConnectionError, RuntimeError, ValueError) as error:
-        if "Version mismatch" in str(error):
-            raise InputError(f"the cluster at {resources.address} is another one: {error}\nInstall the same") from error
-        raise InputError(
-            f"no Ray cluster at resources.address {resources.address!r}: {error}\n"
-            "`sparring cluster up --head` starts one and tells its address"
-        ) from error
+    if resources.address is None:
+        _start(resources.cpus, options)
+    else:
+        _join(resources.address, options)
     for node in ray.nodes():
         version = node["Labels"].get(LABEL, sparring.__version__)  # none: not made by `sparring cluster up`
         if node["Alive"] and version != sparring.__version__:
@@ -99,6 +90,29 @@ def connect(resources: Resources) -> None:
                 f"node {node['NodeManagerAddress']} has Sparring {version}, this machine {sparring.__version__}: "
                 "install the same"
             )
+
+
+def _start(cpus: float | None, options: dict[str, Any]) -> None:
+    try:
+        # Without this word Ray joins whatever cluster this machine was last part of, gone or not.
+        ray.init("local", include_dashboard=False, num_cpus=cpus, **options)
+    except Exception as error:  # Ray raises just that
+        raise SparringError(
+            f"Ray does not start on this machine: {error}\nA machine that is very busy may be too slow for it; "
+            "what its parts said is in /tmp/ray/session_latest/logs"
+        ) from error
+
+
+def _join(address: str, options: dict[str, Any]) -> None:
+    try:
+        ray.init(address, **options)
+    except (ConnectionError, RuntimeError, ValueError) as error:
+        if "Version mismatch" in str(error):
+            raise InputError(f"the cluster at {address} is another one: {error}\nInstall the same") from error
+        raise InputError(
+            f"no Ray cluster at resources.address {address!r}: {error}\n"
+            "`sparring cluster up --head` starts one and tells its address"
+        ) from error
 
 
 def require(resources: Resources, workers: int) -> None:
