@@ -143,7 +143,7 @@ def rows_job(options: argparse.Namespace) -> None:
     from pyspark.sql import DataFrame
 
     from sparring.stream import ingest
-    from sparring.stream.source import Mark, Positions, Reached
+    from sparring.stream.source import KinesisSource, Mark, Positions, Reached
 
     positions, stored = Positions(options.dir / "positions.json"), 0
 
@@ -192,11 +192,34 @@ def rows_job(options: argparse.Namespace) -> None:
 
     spark = ingest._session(ingest.Options(options.stream, "", options.dir, "local[2]"))
     spark.conf.set("spark.sql.execution.arrow.maxRecordsPerBatch", "10000")
-    reader = spark.readStream.format("sparring-kinesis").option("address", options.stream)
+    spark.dataSource.register(KinesisSource)
+    reader = spark.readStream.format(KinesisSource.name()).option("address", options.stream)
     frame = reader.option("positions", str(positions.path)).option("batch_bytes", str(32 << 20)).load()
     query = frame.writeStream.foreachBatch(each).option("checkpointLocation", str(options.dir / "checkpoint"))
     (options.dir / "done").write_text("0")
     query.trigger(processingTime="1 seconds").start().awaitTermination()
+
+
+class Meter:
+    """CPU seconds of each part of the path, Java's and ours apart."""
+
+    def __init__(self, job: psutil.Process, server: Any, node: Any) -> None:
+        self._job = job
+        self._fixed = {"the producer": psutil.Process(), "the stream's server": psutil.Process(server.process.pid)}
+        self._fixed["Cassandra"] = psutil.Process(node._process.pid)
+
+    def read(self) -> dict[str, float]:
+        seconds = {part: _cpu(process) for part, process in self._fixed.items()}
+        seconds["Spark: the driver's Python"] = _cpu(self._job)
+        for child in self._job.children(recursive=True):
+            part = "Spark: Java" if child.name() == "java" else "Spark: Python workers (ours)"
+            seconds[part] = seconds.get(part, 0.0) + _cpu(child)
+        return seconds
+
+
+def _cpu(process: psutil.Process) -> float:
+    times = process.cpu_times()
+    return float(times.user + times.system)
 
 
 def _until(condition: Any, seconds: float = 600.0) -> None:
@@ -208,7 +231,7 @@ def _until(condition: Any, seconds: float = 600.0) -> None:
 
 
 @contextlib.contextmanager
-def job(ready: Path, *command: str) -> Iterator[None]:
+def job(ready: Path, *command: str) -> Iterator[psutil.Process]:
     with tempfile.TemporaryFile() as log:
         process = subprocess.Popen([sys.executable, *command], stdout=log, stderr=log)
         try:
@@ -216,7 +239,7 @@ def job(ready: Path, *command: str) -> Iterator[None]:
             if process.poll() is not None:
                 log.seek(0)
                 raise RuntimeError(log.read().decode()[-3000:])
-            yield
+            yield psutil.Process(process.pid)
         finally:
             for child in psutil.Process(process.pid).children(recursive=True):
                 child.kill()
