@@ -179,27 +179,27 @@ class CassandraStore:
     def _follow(self, game: str, order: Order, after: int, limit: int) -> Iterator[tuple[int, Span, Block, int]]:
         """What blocks hold after the cursor, each with its span, the cursor where that begins, and the block's size."""
         spans: list[tuple[int, Span]] = []
-        wanted = 0
-        for entry in order.entries(after, enough=lambda: bool(spans)):
-            at = entry.at
-            for span in entry.spans:
-                end = at + span.end - span.begin
-                if end > after:
-                    begin = span.begin + max(after - at, 0)
-                    share = (span.end - begin) / (span.end - span.begin)
-                    spans.append((max(after, at), _cut(span, begin, share)))
-                    wanted += max(int(span.fragments * share), 1)
-                at = end
-            if wanted >= limit:
-                found = False
-                for row in self._blocks(game, spans, limit):
-                    found = True
-                    yield row
-                if found:
-                    return  # the caller has what they want, or will ask again
-                spans.clear()  # all erased
-                wanted = 0
-        yield from self._blocks(game, spans, limit)
+        found = False
+        while not found:
+            wanted, begin = 0, after
+            for entry in order.entries(begin, enough=lambda: bool(spans)):
+                at = entry.at
+                for span in entry.spans:
+                    end = at + span.end - span.begin
+                    if end > begin:
+                        cut = _cut(span, max(begin - at, 0))
+                        spans.append((max(begin, at), cut))
+                        wanted += cut.fragments
+                    at = end
+                after = entry.end
+                if wanted >= limit:
+                    break
+            if not spans:
+                return
+            for row in self._blocks(game, spans, limit):
+                found = True
+                yield row
+            spans.clear()  # if nothing was found, all of it was erased: on with what comes after it
 
     def _blocks(self, game: str, spans: list[tuple[int, Span]], limit: int) -> Iterator[tuple[int, Span, Block, int]]:
         """Of the first block of a span some may lie before it: perhaps all that erasures left of it."""
@@ -387,9 +387,11 @@ def _part_of(head: Head, share: float) -> tuple[int, int]:
     return max(int(head.fragments * share), 1), int(head.bytes * share)
 
 
-def _cut(span: Span, begin: int, share: float) -> Span:
+def _cut(span: Span, steps: int) -> Span:
+    """Without its first steps."""
+    share = 1 - steps / (span.end - span.begin)
     counts = max(int(span.fragments * share), 1), int(span.bytes * share)
-    return Span(span.day, span.bucket, begin, span.end, *counts)
+    return Span(span.day, span.bucket, span.begin + steps, span.end, *counts)
 
 
 def _joined(spans: list[tuple[int, Span]]) -> list[tuple[int, Span]]:
