@@ -15,7 +15,7 @@ from cassandra.cluster import EXEC_PROFILE_DEFAULT, Cluster, ExecutionProfile, N
 from cassandra.policies import RoundRobinPolicy
 
 ROOT = Path(__file__).parent.parent
-START_TIMEOUT = 400.0
+START_TIMEOUT = 120.0
 # What Cassandra's own start script opens for Java 17.
 EXPORTS = (
     "java.base/jdk.internal.misc java.base/sun.nio.ch java.base/jdk.internal.ref"
