@@ -2,7 +2,8 @@
 
 Ours, fragments from a producer to the store, beside (a) a pipeline that sends every step as a JSON record and stores it
 as a row, and (b) the Cassandra driver alone, writing the same fragments as blobs in batches, at its best of several
-settings. In turns, several rounds: the ratios are what counts. Spark and Cassandra are warm.
+settings. Also the stream by itself, and our store by itself. In turns, several rounds: the ratios are what counts.
+Spark and Cassandra are warm. A second table says where the CPU time goes.
 
     python benchmarks/stream.py --rounds 3
 """
@@ -14,8 +15,10 @@ import statistics
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -37,11 +40,11 @@ from sparring.stream.kinesis import HASHES, Kinesis, Put, default_directory  # n
 from sparring.stream.producer import Producer  # noqa: E402
 
 CASES = {
-    "4 float32": (Game("pole", Box((4,)), Discrete(2)), 20_000),
-    "44 float32": (Game("body", Box((44,)), Discrete(4)), 4_000),
+    "4 float32": (Game("pole", Box((4,)), Discrete(2)), 40_000),
+    "44 float32": (Game("body", Box((44,)), Discrete(4)), 6_000),
 }
 STEPS, PLAYERS, SHARDS = 100, 100, 2
-ROWS = 40_000  # steps of the pipeline to compare with: it is slow
+ROWS = 20_000  # steps of the pipeline to compare with: it is slow
 SETTINGS = ((50, 8), (100, 8), (100, 16), (20, 32))  # rows per batch, batches on their way
 
 
@@ -73,8 +76,14 @@ def fragments(game: Game, count: int) -> list[Fragment]:
 def ours(stream: Kinesis, status: Path, work: list[Fragment], game: Game) -> float:
     """Seconds from the first put to the last fragment in the store."""
     before = json.loads(status.read_bytes())["fragments"]
-    producer = Producer(stream)
     begin = time.perf_counter()
+    put(stream, work, game)
+    _until(lambda: json.loads(status.read_bytes())["fragments"] >= before + len(work))
+    return time.perf_counter() - begin
+
+
+def put(stream: Kinesis, work: list[Fragment], game: Game) -> None:
+    producer = Producer(stream)
     chunks = [work[i : i + 50] for i in range(0, len(work), 50)]
     waiting = [producer.submit(game, chunk) for chunk in chunks[:200]]
     for i, chunk in enumerate(chunks[200:]):
@@ -83,7 +92,31 @@ def ours(stream: Kinesis, status: Path, work: list[Fragment], game: Game) -> flo
     for future in waiting:
         future.result()
     producer.close()
-    _until(lambda: json.loads(status.read_bytes())["fragments"] >= before + len(work))
+
+
+def stream_alone(stream: Kinesis, work: list[Fragment], game: Game) -> float:
+    """Put and got again by one process: no Spark, nothing decoded, no store. `stream` is a new one."""
+    done = threading.Event()
+
+    def get(shard: str) -> None:
+        iterator = stream.iterator(shard, None)
+        while True:
+            over = done.is_set()
+            page = stream.page(iterator, 32)
+            if not page.records:
+                if over:
+                    return
+                time.sleep(0.05)
+            assert page.next_shard_iterator is not None
+            iterator = page.next_shard_iterator
+
+    begin = time.perf_counter()
+    with ThreadPoolExecutor(SHARDS) as pool:
+        readers = [pool.submit(get, shard.shard_id) for shard in stream.shards()]
+        put(stream, work, game)
+        done.set()
+        for reader in readers:
+            reader.result()
     return time.perf_counter() - begin
 
 
@@ -143,7 +176,7 @@ def rows_job(options: argparse.Namespace) -> None:
     from pyspark.sql import DataFrame
 
     from sparring.stream import ingest
-    from sparring.stream.source import Mark, Positions, Reached
+    from sparring.stream.source import KinesisSource, Mark, Positions, Reached
 
     positions, stored = Positions(options.dir / "positions.json"), 0
 
@@ -192,11 +225,32 @@ def rows_job(options: argparse.Namespace) -> None:
 
     spark = ingest._session(ingest.Options(options.stream, "", options.dir, "local[2]"))
     spark.conf.set("spark.sql.execution.arrow.maxRecordsPerBatch", "10000")
-    reader = spark.readStream.format("sparring-kinesis").option("address", options.stream)
+    spark.dataSource.register(KinesisSource)
+    reader = spark.readStream.format(KinesisSource.name()).option("address", options.stream)
     frame = reader.option("positions", str(positions.path)).option("batch_bytes", str(32 << 20)).load()
     query = frame.writeStream.foreachBatch(each).option("checkpointLocation", str(options.dir / "checkpoint"))
     (options.dir / "done").write_text("0")
     query.trigger(processingTime="1 seconds").start().awaitTermination()
+
+
+PARTS = ("producer", "the stream's server", "Spark: Java", "Spark: Python, which reads, checks and stores", "Cassandra")
+
+
+def cpu(job: psutil.Process) -> dict[str, float]:
+    """CPU seconds so far of each part of the path."""
+    servers = {child.name(): child for child in psutil.Process().children()}
+    seconds = dict.fromkeys(PARTS, 0.0)
+    seconds["producer"] = _cpu(psutil.Process())
+    seconds["the stream's server"] = _cpu(servers["node"])
+    seconds["Cassandra"] = _cpu(servers["java"])
+    for process in (job, *job.children(recursive=True)):
+        seconds[PARTS[2] if process.name() == "java" else PARTS[3]] += _cpu(process)
+    return seconds
+
+
+def _cpu(process: psutil.Process) -> float:
+    times = process.cpu_times()
+    return float(times.user + times.system)
 
 
 def _until(condition: Any, seconds: float = 600.0) -> None:
@@ -208,7 +262,7 @@ def _until(condition: Any, seconds: float = 600.0) -> None:
 
 
 @contextlib.contextmanager
-def job(ready: Path, *command: str) -> Iterator[None]:
+def job(ready: Path, *command: str) -> Iterator[psutil.Process]:
     with tempfile.TemporaryFile() as log:
         process = subprocess.Popen([sys.executable, *command], stdout=log, stderr=log)
         try:
@@ -216,7 +270,7 @@ def job(ready: Path, *command: str) -> Iterator[None]:
             if process.poll() is not None:
                 log.seek(0)
                 raise RuntimeError(log.read().decode()[-3000:])
-            yield
+            yield psutil.Process(process.pid)
         finally:
             for child in psutil.Process(process.pid).children(recursive=True):
                 child.kill()
@@ -246,20 +300,33 @@ def measure(case: str, rounds: int, folder: Path, node: Any, server: Any) -> lis
         node.address,
     ]
     results = []
-    with job(status, *ingest), job(rows_dir / "done", *rows), node.session("bench") as session:
-        ours(streams[0], status, fragments(game, 200), game)
+    with job(status, *ingest) as path, job(rows_dir / "done", *rows), node.session("bench") as session:
+        ours(streams[0], status, fragments(game, count // 2), game)
         rows_in(streams[1], rows_dir / "done", fragments(game, 10), game)
         best = min(SETTINGS, key=lambda s: min(driver(session, fragments(game, count // 4), *s) for _ in range(2)))
         for _ in range(rounds):
-            work = fragments(game, count)
-            found = {"driver": count * STEPS / driver(session, work, *best)}
-            found["ours"] = count * STEPS / ours(streams[0], status, work, game)
-            found["alone"] = count * STEPS / alone(address, fragments(game, count))
+            work, steps = fragments(game, count), count * STEPS
+            found = {"driver": steps / driver(session, work, *best)}
+            before = cpu(path)
+            seconds = ours(streams[0], status, work, game)
+            spent = {part: now - before[part] for part, now in cpu(path).items()}
+            found |= {"ours": steps / seconds, "idle": 2 * seconds - sum(spent.values()), **spent}
+            found["stream"] = steps / stream_alone(server.stream(SHARDS), fragments(game, count), game)
+            found["alone"] = steps / alone(address, fragments(game, count))
             found["rows"] = ROWS / rows_in(streams[1], rows_dir / "done", fragments(game, ROWS // STEPS), game)
             found |= {"rows per batch": best[0], "on their way": best[1]}
             print(case, {name: round(value) for name, value in found.items()}, file=sys.stderr, flush=True)
             results.append(found)
     return results
+
+
+def profile(case: str, results: list[dict[str, float]]) -> Iterator[str]:
+    """Where the time of two cores went, from the first put to the last fragment stored."""
+    spent = {part: statistics.median(r[part] for r in results) for part in (*PARTS, "idle")}
+    names = {"idle": "idle, or other programs'"}
+    for part, seconds in spent.items():
+        million = seconds / (CASES[case][1] * STEPS / 1e6)
+        yield f"| {case} | {names.get(part, part)} | {million:.2f} | {seconds / sum(spent.values()):.0%} |"
 
 
 def main() -> None:
@@ -274,13 +341,22 @@ def main() -> None:
     if options.role == "rows":
         rows_job(options)
         return
-    settings = "batch_size_warn_threshold: 1024KiB\nbatch_size_fail_threshold: 8192KiB"
+    settings = "\n".join(
+        (
+            "batch_size_warn_threshold: 1024KiB",
+            "batch_size_fail_threshold: 8192KiB",
+            "write_request_timeout: 30s",  # a busy machine is slow, which is no failure here
+            "read_request_timeout: 30s",
+        )
+    )
     names = {
         "ours": "**producer → stream → Spark → Cassandra**",
         "rows": "(a) a JSON record and a row per step",
         "driver": "(b) the Cassandra driver alone",
+        "stream": "the stream alone: put, and got again",
         "alone": "our Cassandra store alone",
     }
+    shares: list[str] = []
     print("| observation | what | steps/s | MB/s | × (a) | of (b) |\n|---|---|---|---|---|---|")
     with running() as server, cassandra_node(flags=(), heap="1g", settings=settings) as node:
         with node.session() as session:
@@ -305,8 +381,11 @@ def main() -> None:
                     f"| {case} | {name} | {rate:,.0f} | {megabytes:.1f} | {ratios[0]:.1f} | {ratios[1]:.2f} |",
                     flush=True,
                 )
+            shares += profile(case, results)
             rows, flying = results[0]["rows per batch"], results[0]["on their way"]
             print(f"(b) was best with {rows} rows a batch, {flying} on their way", file=sys.stderr)
+    print("\n| observation | part of the path | CPU s per million steps | share |\n|---|---|---|---|")
+    print("\n".join(shares))
 
 
 if __name__ == "__main__":

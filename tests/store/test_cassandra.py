@@ -274,6 +274,50 @@ def test_nothing_of_an_erased_player_is_left(opened: Callable[..., CassandraStor
     assert [p.player for p in other.players("pole")] == ["ann"]
 
 
+class TestBlocks:
+    """Fragments of one commit share rows."""
+
+    def test_a_reader_stops_and_goes_on_anywhere_in_one(self, opened: Callable[..., CassandraStore]) -> None:
+        store, sent = opened(), [fragment(steps=1 + i % 5) for i in range(40)]
+        store.append(sent)
+        for limit in (1, 3, 39, 41):
+            cursor, seen = 0, []
+            while (page := store.tail("pole", cursor, limit)).fragments:
+                assert len(page.fragments) <= limit
+                cursor, seen = page.cursor, seen + page.fragments
+            assert seen == sent
+
+    @pytest.mark.parametrize("limit", [1, 100])
+    def test_what_comes_after_one_whose_rest_was_erased(
+        self, opened: Callable[..., CassandraStore], limit: int
+    ) -> None:
+        store, later = opened(), fragment()
+        store.append([fragment(), fragment(), fragment(player="eve"), fragment(player="eve")])
+        cursor = store.tail("pole", 0, 2).cursor
+        store.append([later])
+        store.erase("pole", "eve")
+        assert store.tail("pole", cursor, limit).fragments == [later]
+
+    def test_an_eraser_whose_clock_is_behind_erases_too(
+        self, opened: Callable[..., CassandraStore], monkeypatch
+    ) -> None:
+        store, left = opened(), fragment()
+        store.append([fragment(player="eve"), left, fragment(player="bob")])
+        store.erase("pole", "eve")
+        with monkeypatch.context() as patch:
+            patch.setattr(time, "time_ns", lambda: 0)
+            store.erase("pole", "bob")
+        assert everything(store) == [left]
+
+    def test_one_fragment_of_many_is_compared_with_what_comes_again(
+        self, opened: Callable[..., CassandraStore]
+    ) -> None:
+        sent = [fragment() for _ in range(30)]
+        opened().append(sent)
+        changed = msgspec.structs.replace(sent[7], time=0.5)
+        assert opened().append([sent[3], changed, sent[29]]) == [DUPLICATE, CONFLICT, DUPLICATE]
+
+
 def test_another_process_notices_an_erasure(opened: Callable[..., CassandraStore]) -> None:
     store, other = opened(), opened(readonly=True)
     store.append([*cut([2, 3], player="eve"), *cut([4], player="ann")])

@@ -4,7 +4,6 @@ cannot take now. Nothing is forgotten before the server acknowledged or refused 
 import random
 import threading
 import time
-import zlib
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -382,4 +381,4 @@ class Uploader:
 
 
 def _body(fragments: list[Fragment]) -> bytes:
-    return zlib.compress(wire.encode(fragments), level=1, wbits=31)  # 31: with gzip's header and checksum
+    return wire.compress(wire.encode(fragments))

@@ -5,6 +5,7 @@ Nothing here trusts its input: sizes are bounded before memory is taken, and eve
 
 import time
 import zlib
+from types import ModuleType
 from typing import Any
 
 import msgspec
@@ -13,7 +14,13 @@ from sparring.errors import InputError
 from sparring.experience.fragment import Columns, Fragment, new_id, pack
 from sparring.games.spec import Box, Game, column
 
-__all__ = ["JsonFragment", "TooLarge", "decode", "decode_json", "decompress", "encode"]
+gzip: ModuleType
+try:  # the same bytes, made ten times as fast
+    from isal import isal_zlib as gzip
+except ImportError:  # a game that only plays goes without
+    gzip = zlib
+
+__all__ = ["JsonFragment", "TooLarge", "compress", "decode", "decode_json", "decompress", "encode"]
 
 NUMBER = Box(())  # rewards and log-probabilities: one float32 a step
 _encoder = msgspec.msgpack.Encoder()
@@ -94,16 +101,21 @@ def _from_rows(row: JsonFragment, game: Game) -> Fragment | str:
     return msgspec.structs.replace(fragment, schema=row.schema)
 
 
+def compress(body: bytes) -> bytes:
+    """With gzip, quickly."""
+    return gzip.compress(body, level=1, wbits=16 + zlib.MAX_WBITS)  # 16: with gzip's header and checksum
+
+
 def decompress(body: bytes, encoding: str, limit: int) -> bytes:
     """Undo a Content-Encoding, never making more than `limit` bytes, however small the body is."""
     if encoding in ("", "identity"):
         return body
     if encoding not in ("gzip", "deflate"):
         raise InputError(f"Content-Encoding {encoding!r} is not supported: use gzip, deflate or none")
-    inflater = zlib.decompressobj(zlib.MAX_WBITS | (16 if encoding == "gzip" else 0))
+    inflater = gzip.decompressobj(16 + zlib.MAX_WBITS) if encoding == "gzip" else zlib.decompressobj()
     try:
         data = inflater.decompress(body, limit + 1)
-    except zlib.error as error:
+    except (zlib.error, gzip.error) as error:
         raise InputError(f"the body is not valid {encoding}: {error}") from error
     if len(data) > limit:
         raise TooLarge(f"the body is larger than {limit} bytes when decompressed")

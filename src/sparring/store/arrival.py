@@ -24,6 +24,7 @@ __all__ = [
     "require_checked",
     "require_same",
     "returns",
+    "stripe",
     "stripes",
 ]
 
@@ -144,6 +145,11 @@ def require_same(known: Game, game: Game) -> None:
 
 
 STRIPE = 1 << 16  # steps
+
+
+def stripe(place: int) -> int:
+    """The number of the one that holds this place."""
+    return (place - 1) // STRIPE
 
 
 def stripes(begin: int, end: int, share: int, of: int, salt: int = 0) -> Iterator[tuple[int, int]]:

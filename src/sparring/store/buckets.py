@@ -25,21 +25,34 @@ import threading
 import time
 import uuid
 from collections import Counter, OrderedDict, deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future
 from itertools import groupby
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
 from sparring.errors import InputError, SparringError
 from sparring.experience import Fragment
 from sparring.games import Game
-from sparring.store.arrival import Submission, decode
+from sparring.store import arrival
+from sparring.store.arrival import Submission, encoder
 from sparring.store.keyspace import TIMEOUT, Keyspace
 from sparring.store.protocol import Outcome, StoreAway, StoreBusy
 
-__all__ = ["GROUP", "GROUP_FRAGMENTS", "Part", "Refusal", "Writer", "decode_parts", "encode_parts", "locate"]
+__all__ = [
+    "GROUP",
+    "GROUP_FRAGMENTS",
+    "Part",
+    "Refusal",
+    "Writer",
+    "decode_block",
+    "decode_parts",
+    "encode_block",
+    "encode_parts",
+    "fragment_at",
+    "locate",
+]
 
 log = logging.getLogger(__name__)
 
@@ -47,6 +60,7 @@ BUCKET_BYTES = 64 << 20  # of fragments in a partition; more arrive at most with
 BUCKET_FRAGMENTS = 50_000  # and so few that erasing all of them leaves fewer tombstones than a read may meet
 BUCKET_STEPS = 1 << 22
 GROUP, GROUP_FRAGMENTS = 4 << 20, 1000  # bytes and fragments in one commit, if one caller does not bring more
+BLOCK = 32 << 10  # bytes of a row, unless one fragment has more: a look-up of one fragment reads all of it
 REMEMBERED = 1_000_000  # ids of shards in memory, at some 80 bytes
 SEEN = 100_000  # uncommitted claims of others that are remembered
 PENDING = 64 << 20  # bytes waiting for one
@@ -55,12 +69,14 @@ DEADLINE = 2 * TIMEOUT  # seconds from a group's claims to its commit
 PATIENCE = DEADLINE + 2 * TIMEOUT
 DAY = 86_400
 QUARANTINE = 4096  # refused fragments kept of each writer
+OVERHEAD = 64  # bytes of a row besides its body
 SLOT_BITS = 19  # a shard of ids that carry their time spans 2^19 ms, some nine minutes …
 SHARDS = 8  # … and an eighth of the ids: some 50,000 fragments/s fill it to 100 MB
 TIMELESS = 4096  # shards of all other ids
 
 Refusal = tuple[float, str, str, str, str]  # time, game, player, fragment's id, reason
 Row = tuple[Any, ...]
+T = TypeVar("T")
 _Claim = tuple[str, int, int]  # game, bucket, place
 
 
@@ -79,10 +95,30 @@ class Part(msgspec.Struct, array_like=True, gc=False):
     version: int | None = None
 
 
+class Block(msgspec.Struct, array_like=True, gc=False):
+    """A row: neighbours in a bucket, all of one commit. The row's key is the last one's place."""
+
+    places: list[int]
+    fragments: list[Fragment]
+
+
 encode_parts = msgspec.msgpack.Encoder().encode
 decode_parts = msgspec.msgpack.Decoder(list[Part]).decode
-encode_claims = msgspec.msgpack.Encoder().encode
+decode_block = msgspec.msgpack.Decoder(Block).decode
+encode_places = encode_claims = msgspec.msgpack.Encoder().encode
 decode_claims = msgspec.msgpack.Decoder(tuple[list[bytes], list[int]]).decode
+
+
+def encode_block(places: Sequence[int], bodies: Sequence[bytes | memoryview]) -> bytes:
+    """From fragments that are encoded already, each for itself."""
+    head = b"\x92", encode_places(places)  # 0x92: an array of two
+    return b"".join([*head, b"\xdd", len(bodies).to_bytes(4, "big"), *bodies])  # 0xdd: its length in 4 bytes
+
+
+def fragment_at(body: bytes, place: int) -> Fragment | None:
+    """None: it was erased, or never stored."""
+    block = decode_block(body)
+    return block.fragments[block.places.index(place)] if place in block.places else None
 
 
 def locate(name: str) -> tuple[int, bytes]:
@@ -406,17 +442,18 @@ class Writer:
         for a, (game, number, place) in claims:
             day, steps = heads.get((game, number), (0, 0))
             if place <= steps:
-                asked.append((a, self._keyspace.start("get", game, day, number, place)))
+                asked.append((a, place, self._keyspace.start("holding", game, day, number, place)))
             elif (game, number) not in self._mine:
                 since = self._seen.setdefault((game, number, place), time.monotonic())
                 if time.monotonic() < since + PATIENCE:
                     contested.add(a.fragment.id)
         known: dict[str, bytes] = {}
         with self._keyspace.asking():
-            for a, future in asked:
-                for (body,) in future.result():  # none: erased, or the claim was a duplicate's
-                    if decode(body).id == a.fragment.id:
-                        known[a.fragment.id] = body
+            for a, place, future in asked:
+                for (body,) in future.result():
+                    found = fragment_at(body, place)  # none: erased, or the claim was a duplicate's
+                    if found is not None and found.id == a.fragment.id:
+                        known[a.fragment.id] = encoder.encode(found)
         if len(self._seen) > SEEN:
             self._seen.clear()  # their patience begins anew
         return known, contested - known.keys()
@@ -446,18 +483,12 @@ class Writer:
             bucket.bytes += sum([a.size for a in some])
             parts = encode_parts([_part(a) for a in some])
             group.futures.append(self._keyspace.start("put record", *bucket.partition, bucket.steps, now, parts))
-            batch: list[Row] = []
-            size = 0
-            for a in some:
-                if batch and size + len(a.body) > self._keyspace.batch_bytes:
-                    group.futures.append(self._keyspace.start_batch("put", batch))
-                    batch, size = [], 0
-                batch.append((*bucket.partition, a.place, a.body))
-                size += len(a.body) + 64
-            if len(batch) == 1:  # one may be larger than a batch
-                group.futures.append(self._keyspace.start("put", *batch[0]))
-            else:
-                group.futures.append(self._keyspace.start_batch("put", batch))
+            for batch in _cut(_blocks(some), self._keyspace.batch_bytes - OVERHEAD, _width):
+                rows = [(*bucket.partition, place, body) for place, body in batch]
+                if len(rows) == 1:  # one may be larger than a batch
+                    group.futures.append(self._keyspace.start("put", *rows[0]))
+                else:
+                    group.futures.append(self._keyspace.start_batch("put", rows))
 
     # The other thread
 
@@ -600,6 +631,32 @@ def _sort(arrivals: dict[str, list[_Arrival]], known: dict[str, bytes], conteste
                 _fail([a.work], _Contested("the same fragment came with an upload that failed: try again"))
             a.work.outcomes[a.index] = Outcome.DUPLICATE if body == a.body else Outcome.CONFLICT
     return [a for a in new if not a.work.future.done()]
+
+
+def _blocks(arrivals: Iterable[_Arrival]) -> Iterator[tuple[int, bytes]]:
+    """Rows: place and body. Each lies in one stripe, so that shares of a scan are as fair as with a row for each."""
+    for _, same in groupby(arrivals, lambda a: arrival.stripe(a.place)):
+        for some in _cut(same, BLOCK, lambda a: len(a.body)):
+            yield some[-1].place, encode_block([a.place for a in some], [a.body for a in some])
+
+
+def _width(row: tuple[int, bytes]) -> int:
+    return len(row[1]) + OVERHEAD
+
+
+def _cut(items: Iterable[T], limit: int, size: Callable[[T], int]) -> Iterator[list[T]]:
+    """Pieces of at most so much, or of one item that is larger."""
+    piece: list[T] = []
+    total = 0
+    for item in items:
+        more = size(item)
+        if piece and total + more > limit:
+            yield piece
+            piece, total = [], 0
+        piece.append(item)
+        total += more
+    if piece:
+        yield piece
 
 
 def _part(a: _Arrival) -> Part:

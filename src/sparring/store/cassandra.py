@@ -1,6 +1,6 @@
 """A store on a Cassandra cluster: upserts only, any number of writers and readers, no clock that matters.
 
-- `fragment`: a row per fragment, its columns as one blob, in partitions `(game, day, bucket)`. A bucket belongs to one
+- `block`: fragments, some 32 KiB of neighbours a row, in partitions `(game, day, bucket)`. A bucket belongs to one
   writer, who opens the next one when it has 64 MiB: their number follows the load. A fragment's place in its bucket is
   the number of steps until it, so a random step finds its fragment with one look-up (`sample`).
 - `bucket`: the directory. What lies behind a bucket's committed `steps` does not exist. (`buckets`: how it is written.)
@@ -15,6 +15,7 @@ has; none is in the way of an append.
 import threading
 import time
 import uuid
+from bisect import bisect_right
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future
@@ -25,8 +26,20 @@ import numpy as np
 from sparring.errors import InputError, SparringError
 from sparring.experience import Fragment
 from sparring.games import Game
-from sparring.store.arrival import Submission, decode, failed, refusal, require_checked, require_same, stripes
-from sparring.store.buckets import GROUP, GROUP_FRAGMENTS, Part, Writer, decode_parts, encode_parts
+from sparring.store.arrival import Submission, encoder, failed, refusal, require_checked, require_same, stripes
+from sparring.store.buckets import (
+    BLOCK,
+    GROUP,
+    GROUP_FRAGMENTS,
+    Block,
+    Part,
+    Writer,
+    decode_block,
+    decode_parts,
+    encode_block,
+    encode_parts,
+    fragment_at,
+)
 from sparring.store.keyspace import Address, Keyspace
 from sparring.store.order import Directory, Episodes, Head, Order, Span, Totals
 from sparring.store.protocol import Episode, Outcome, PlayerStats, Stats, StoreBusy, Tail, VersionStats
@@ -37,6 +50,7 @@ T = TypeVar("T")
 ANSWER = 32 << 20  # bytes in one answer of `tail` or piece of `scan`: fragments of images are large
 PIECE = 1000  # fragments in a piece
 PAGE = 2 << 20  # bytes asked for at once …
+MAX_ROWS = 256  # … if they are as small as the last ones were …
 AHEAD = 4  # … and questions on their way while one's answer is used: so much memory a reader takes
 EVERYTHING = 1 << 30  # a limit that is none
 PROBES = 64  # look-ups of `sample` on their way at once
@@ -52,6 +66,7 @@ class CassandraStore:
         self._keyspace = Keyspace(self.address)
         self._writer = None if readonly else Writer(self._keyspace)
         self._lock = threading.RLock()
+        self._width = BLOCK  # bytes of a block, as they were in the last page that was read
         self._views: dict[tuple[str, str], Any] = {}
         self._folding = threading.RLock()  # guards totals and episodes, which are brought up to date by one at a time
 
@@ -116,15 +131,27 @@ class CassandraStore:
             gone = [part for part in all_parts if part.player == player]
             if not gone:
                 continue
-            # Neighbours in one go: a reader of what is left then meets few tombstones.
-            futures = [keyspace.start("delete", *partition, *stretch) for stretch in _stretches(gone)]
-            with keyspace.asking():
-                for future in futures:
-                    future.result()
+            self._erase_from_blocks(partition, gone[0].place - gone[0].steps, place, player)
             left = encode_parts([part for part in all_parts if part.player != player])
             keyspace.run("replace record", left, *partition, place)
             erased += len(gone)
         return erased
+
+    def _erase_from_blocks(self, partition: tuple[str, int, int], begin: int, end: int, player: str) -> None:
+        """What replaces a block is made later than it, also by an eraser whose clock is behind."""
+        futures = []
+        for place, body, written in self._keyspace.run("blocks", *partition, begin, end):
+            block = decode_block(body)
+            left = [(at, f) for at, f in zip(block.places, block.fragments, strict=True) if f.player != player]
+            now = max(time.time_ns() // 1000, written + 1)
+            if not left:
+                futures.append(self._keyspace.start("delete", now, *partition, place))
+            elif len(left) < len(block.places):
+                body = encode_block([at for at, _ in left], [encoder.encode(f) for _, f in left])
+                futures.append(self._keyspace.start("replace", now, body, *partition, place))
+        with self._keyspace.asking():
+            for future in futures:
+                future.result()
 
     def _writing(self) -> Writer:
         if self._writer is None:
@@ -137,42 +164,52 @@ class CassandraStore:
         order = self._order(game)
         if after < 0:
             return Tail([], order.tip())
+        limit = max(limit, 1)
         fragments: list[Fragment] = []
         cursor, size = after, 0
-        for (at, span), (place, body) in self._follow(game, order, after, limit):
-            fragments.append(decode(body))
-            cursor = at + place - span.begin
-            size += len(body)
+        for at, span, block, width in self._follow(game, order, after, limit):
+            taken = block.fragments[: limit - len(fragments)]
+            fragments += taken
+            cursor = at + block.places[len(taken) - 1] - span.begin
+            size += width
             if len(fragments) == limit or size >= ANSWER:
                 break
         return Tail(fragments, cursor)
 
-    def _follow(
-        self, game: str, order: Order, after: int, limit: int
-    ) -> Iterator[tuple[tuple[int, Span], tuple[int, bytes]]]:
-        """Rows after the cursor, each with its span and the cursor where that begins."""
+    def _follow(self, game: str, order: Order, after: int, limit: int) -> Iterator[tuple[int, Span, Block, int]]:
+        """What blocks hold after the cursor, each with its span, the cursor where that begins, and the block's size."""
         spans: list[tuple[int, Span]] = []
-        wanted = 0
-        for entry in order.entries(after, enough=lambda: bool(spans)):
-            at = entry.at
-            for span in entry.spans:
-                end = at + span.end - span.begin
-                if end > after:
-                    begin = span.begin + max(after - at, 0)
-                    share = (span.end - begin) / (span.end - span.begin)
-                    spans.append((max(after, at), _cut(span, begin, share)))
-                    wanted += max(int(span.fragments * share), 1)
-                at = end
-            if wanted >= limit:
-                found = False
-                for row in self._read(game, _joined(spans), limit):
-                    found = True
-                    yield row
-                if found:
-                    return  # the caller has what they want, or will ask again
-                spans.clear()  # all erased
-                wanted = 0
-        yield from self._read(game, _joined(spans), limit)
+        found = False
+        while not found:
+            wanted, begin = 0, after
+            for entry in order.entries(begin, enough=lambda: bool(spans)):
+                at = entry.at
+                for span in entry.spans:
+                    end = at + span.end - span.begin
+                    if end > begin:
+                        cut = _cut(span, max(begin - at, 0))
+                        spans.append((max(begin, at), cut))
+                        wanted += cut.fragments
+                    at = end
+                after = entry.end
+                if wanted >= limit:
+                    break
+            if not spans:
+                return
+            for row in self._blocks(game, spans, limit):
+                found = True
+                yield row
+            spans.clear()  # if nothing was found, all of it was erased: on with what comes after it
+
+    def _blocks(self, game: str, spans: list[tuple[int, Span]], limit: int) -> Iterator[tuple[int, Span, Block, int]]:
+        """Of the first block of a span some may lie before it: perhaps all that erasures left of it."""
+        for (at, span), body in self._read(game, _joined(spans), limit + 1):
+            block = decode_block(body)
+            first = bisect_right(block.places, span.begin)
+            if first:
+                block = Block(block.places[first:], block.fragments[first:])
+            if block.places:
+                yield at, span, block, len(body)
 
     def scan(self, game: str, share: int = 0, of: int = 1) -> Iterator[list[Fragment]]:
         spans = [
@@ -182,10 +219,10 @@ class CassandraStore:
         ]
         piece: list[Fragment] = []
         size = 0
-        for _, (_, body) in self._read(game, _joined(spans), EVERYTHING):
-            piece.append(decode(body))
+        for _, body in self._read(game, _joined(spans), EVERYTHING):
+            piece += decode_block(body).fragments
             size += len(body)
-            if len(piece) == PIECE or size >= ANSWER:
+            if len(piece) >= PIECE or size >= ANSWER:
                 yield piece
                 piece, size = [], 0
         if piece:
@@ -193,8 +230,8 @@ class CassandraStore:
 
     def _read(
         self, game: str, spans: Iterable[tuple[int, Span]], limit: int
-    ) -> Iterator[tuple[tuple[int, Span], tuple[int, bytes]]]:
-        """Rows of the spans in order; the next questions are on their way while an answer is used."""
+    ) -> Iterator[tuple[tuple[int, Span], bytes]]:
+        """Blocks that end in the spans, in order; the next questions are on their way while an answer is used."""
         waiting: deque[tuple[tuple[int, Span], Any]] = deque()
         spans = iter(spans)
         while True:
@@ -203,17 +240,17 @@ class CassandraStore:
             if not waiting:
                 return
             span, future = waiting.popleft()
-            for row in self._pages(future):
-                yield span, row
+            for (body,) in self._pages(future):
+                yield span, body
 
     def _ask(self, game: str, span: Span, limit: int) -> Any:
-        width = max(span.bytes // max(span.fragments, 1), 1)
-        size = min(max(PAGE // width, 16), 5000)
+        width = max(span.bytes // max(span.fragments, 1), self._width)
+        size = min(max(PAGE // width, 16), MAX_ROWS)
         return self._keyspace.start(
             "slice", game, span.day, span.bucket, span.begin, span.end, min(limit, EVERYTHING), fetch_size=size
         )
 
-    def _pages(self, future: Any) -> Iterator[tuple[int, bytes]]:
+    def _pages(self, future: Any) -> Iterator[tuple[bytes]]:
         """All rows of an answer: while one page is used, the next is fetched."""
         while True:
             with self._keyspace.asking():
@@ -221,6 +258,8 @@ class CassandraStore:
                 more = future.has_more_pages
                 if more:
                     future.start_fetching_next_page()
+            if rows:
+                self._width = max(sum([len(body) for (body,) in rows]) // len(rows), 1)
             yield from rows
             if not more:
                 return
@@ -264,10 +303,11 @@ class CassandraStore:
         for place, future in asked:
             with self._keyspace.asking():
                 rows = future.result().current_rows
-            for end, body in rows:
-                fragment = decode(body)
-                if end - fragment.steps <= place:
-                    yield fragment
+            for (body,) in rows:
+                block = decode_block(body)
+                index = bisect_right(block.places, place)
+                if index < len(block.places) and block.places[index] - block.fragments[index].steps <= place:
+                    yield block.fragments[index]
 
     def _pick(
         self, game: str, buckets: list[tuple[int, Head]], rng: np.random.Generator, count: int
@@ -281,8 +321,10 @@ class CassandraStore:
         weights = np.array([part.steps for _, part in where], float)
         for index in rng.choice(len(where), count, p=weights / weights.sum()).tolist() if where else ():
             partition, part = where[index]
-            for (body,) in self._keyspace.run("get", *partition, part.place):
-                yield decode(body)
+            for (body,) in self._keyspace.run("holding", *partition, part.place):
+                fragment = fragment_at(body, part.place)
+                if fragment is not None:
+                    yield fragment
 
     # Counting
 
@@ -341,24 +383,15 @@ def _pieces(fragments: Sequence[Fragment]) -> Iterator[Sequence[Fragment]]:
         yield fragments[first:]
 
 
-def _stretches(parts: list[Part]) -> list[tuple[int, int]]:
-    """Where they are: places after the first number up to the second; neighbours as one."""
-    stretches: list[tuple[int, int]] = []
-    for part in parts:
-        begin = part.place - part.steps
-        if stretches and stretches[-1][1] == begin:
-            begin = stretches.pop()[0]
-        stretches.append((begin, part.place))
-    return stretches
-
-
 def _part_of(head: Head, share: float) -> tuple[int, int]:
     return max(int(head.fragments * share), 1), int(head.bytes * share)
 
 
-def _cut(span: Span, begin: int, share: float) -> Span:
+def _cut(span: Span, steps: int) -> Span:
+    """Without its first steps."""
+    share = 1 - steps / (span.end - span.begin)
     counts = max(int(span.fragments * share), 1), int(span.bytes * share)
-    return Span(span.day, span.bucket, begin, span.end, *counts)
+    return Span(span.day, span.bucket, span.begin + steps, span.end, *counts)
 
 
 def _joined(spans: list[tuple[int, Span]]) -> list[tuple[int, Span]]:

@@ -42,7 +42,8 @@ MIGRATIONS: tuple[tuple[str, ...], ...] = (
         """CREATE TABLE IF NOT EXISTS bucket (
         game text, bucket int, day int, owner uuid, steps bigint, fragments int, bytes bigint, sealed boolean,
         PRIMARY KEY (game, bucket))""",
-        """CREATE TABLE IF NOT EXISTS fragment (
+        # Fragments, some in a row: Cassandra's work is by the row more than by the byte.
+        """CREATE TABLE IF NOT EXISTS block (
         game text, day int, bucket int, place bigint, body blob, PRIMARY KEY ((game, day, bucket), place))
         WITH compression = {{'class': '{compression}'}}""",
         # What a commit held, without the columns: a row per commit.
@@ -63,7 +64,7 @@ MIGRATIONS: tuple[tuple[str, ...], ...] = (
         "CREATE TABLE IF NOT EXISTS rejected (game text, writer uuid, count bigint, PRIMARY KEY (game, writer))",
     ),
 )
-TABLES = ("game", "bucket", "fragment", "record", "claim", "merge", "erasure", "lock", "quarantine", "rejected")
+TABLES = ("game", "bucket", "block", "record", "claim", "merge", "erasure", "lock", "quarantine", "rejected")
 
 PARTITION = "game = ? AND day = ? AND bucket = ?"
 # Rows that one owner writes once carry the timestamp 1: no clock decides about them, and any deletion is later.
@@ -77,10 +78,12 @@ STATEMENTS = {
     " WHERE game = ? AND bucket = ?",
     "buckets": "SELECT bucket, day, steps, fragments, bytes, sealed FROM bucket WHERE game = ? AND bucket > ? LIMIT ?",
     "some buckets": "SELECT bucket, day, steps, fragments, bytes, sealed FROM bucket WHERE game = ? AND bucket IN ?",
-    "put": "INSERT INTO fragment (game, day, bucket, place, body) VALUES (?, ?, ?, ?, ?) USING TIMESTAMP 1",
-    "slice": f"SELECT place, body FROM fragment WHERE {PARTITION} AND place > ? AND place <= ? LIMIT ?",
-    "get": f"SELECT body FROM fragment WHERE {PARTITION} AND place = ?",
-    "delete": f"DELETE FROM fragment WHERE {PARTITION} AND place > ? AND place <= ?",
+    "put": "INSERT INTO block (game, day, bucket, place, body) VALUES (?, ?, ?, ?, ?) USING TIMESTAMP 1",
+    "slice": f"SELECT body FROM block WHERE {PARTITION} AND place > ? AND place <= ? LIMIT ?",
+    "holding": f"SELECT body FROM block WHERE {PARTITION} AND place >= ? LIMIT 1",
+    "blocks": f"SELECT place, body, WRITETIME(body) FROM block WHERE {PARTITION} AND place > ? AND place <= ?",
+    "replace": f"UPDATE block USING TIMESTAMP ? SET body = ? WHERE {PARTITION} AND place = ?",
+    "delete": f"DELETE FROM block USING TIMESTAMP ? WHERE {PARTITION} AND place = ?",
     "put record": "INSERT INTO record (game, day, bucket, place, time, parts) VALUES (?, ?, ?, ?, ?, ?)"
     " USING TIMESTAMP 1",
     "replace record": f"UPDATE record SET parts = ? WHERE {PARTITION} AND place = ?",

@@ -28,7 +28,9 @@ import pyarrow as pa
 from py4j.protocol import Py4JError
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.datasource import InputPartition
 from pyspark.sql.streaming.query import StreamingQuery
+from pyspark.sql.types import StructType
 
 from sparring.api import StreamStatus
 from sparring.client.spool import write_whole
@@ -39,14 +41,13 @@ from sparring.store import open_store
 from sparring.store.protocol import Outcome, Store, StoreAway, StoreBusy
 from sparring.stream import record
 from sparring.stream.kinesis import Kinesis
-from sparring.stream.source import CLOSED, KinesisSource, Mark, Positions, Reached
+from sparring.stream.source import CLOSED, KinesisReader, KinesisSource, Mark, Positions, Reached
 
 __all__ = ["Batch", "Options", "Result", "Sink", "main", "run"]
 
-CHUNK = 4 << 20  # bytes of fragments appended at once
+CHUNK = 16 << 20  # bytes of fragments appended at once
 PATIENCE = 120.0  # seconds with a store that is busy or away, until the task fails
 PENDING = 2  # chunks that wait while one is written
-ARROW_ROWS = 16  # a row may be a MiB, and some rows together go through the JVM
 MAX_TEXT = 300
 HEARTBEAT = 2.0  # seconds between signs of life
 FIRST_DELAY, MAX_DELAY = 1.0, 60.0  # between two tries of a batch that fails
@@ -61,7 +62,7 @@ class Options(msgspec.Struct, frozen=True):
     directory: Path
     master: str | None = None  # none: spark-submit's
     every: float = 1.0  # seconds between looks at the stream
-    batch_bytes: int = 32 << 20  # per shard
+    batch_bytes: int = 64 << 20  # per shard
     conf: dict[str, str] = {}
     once: bool = False  # ends when it has caught up
     parent: int | None = None  # ends when this process is gone
@@ -213,13 +214,33 @@ class Sink:
         self._store.quarantine(game[:MAX_TEXT], player[:MAX_TEXT], fragment_id[:MAX_TEXT], reason[:MAX_TEXT])
 
 
-def _store_rows(address: str, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """What a task does with a shard's rows: one row comes back."""
-    sink = Sink(*_opened(address))
-    for rows in batches:
-        sink.take(rows)
-    result = msgspec.json.encode(sink.finish()).decode()
-    yield pa.RecordBatch.from_pydict({"result": [result]})
+class StoredKinesis(KinesisSource):
+    """The source whose tasks store what they read: one row per shard comes back, a Result. So records stay in the one
+    process that reads, checks and stores them; through Java they would go twice, for nothing. Options: the source's,
+    and `store`."""
+
+    @classmethod
+    def name(cls) -> str:
+        return "sparring-stored-kinesis"
+
+    def schema(self) -> str:
+        return "result string"
+
+    def streamReader(self, schema: StructType) -> "StoringReader":
+        return StoringReader(self.options["store"], *self.reading())
+
+
+class StoringReader(KinesisReader):
+    def __init__(self, store: str, address: str, positions: Path, batch_bytes: int) -> None:
+        super().__init__(address, positions, batch_bytes)
+        self._store = store
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        sink = Sink(*_opened(self._store))
+        for rows in super().read(partition):
+            sink.take(rows)
+        result = msgspec.json.encode(sink.finish()).decode()
+        yield pa.RecordBatch.from_pydict({"result": [result]})
 
 
 @functools.lru_cache(maxsize=2)
@@ -244,9 +265,7 @@ class _Job:
     def batch(self, rows: DataFrame, number: int) -> None:
         """A micro-batch of Spark: all of it is stored, and how far it came is written down, when it returns."""
         begin = time.monotonic()
-        sink = functools.partial(_store_rows, self.options.store)
-        stored = rows.mapInArrow(sink, "result string").collect()
-        results = [msgspec.json.decode(row.result, type=Result) for row in stored]
+        results = [msgspec.json.decode(row.result, type=Result) for row in rows.collect()]
         results = [result for result in results if result.batch]  # none: a task without a shard
         if not results:
             return
@@ -334,7 +353,8 @@ def _watch(job: _Job, query: StreamingQuery) -> None:
 def _start(job: _Job, spark: SparkSession) -> StreamingQuery:
     options = job.options
     rows = (
-        spark.readStream.format(KinesisSource.name())
+        spark.readStream.format(StoredKinesis.name())
+        .option("store", options.store)
         .option("address", options.stream)
         .option("positions", str(job.positions.path))
         .option("batch_bytes", str(options.batch_bytes))
@@ -357,7 +377,6 @@ def _session(options: Options) -> SparkSession:
         if options.master.startswith("local"):
             os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
     settings = {
-        "spark.sql.execution.arrow.maxRecordsPerBatch": str(ARROW_ROWS),
         "spark.sql.streaming.minBatchesToRetain": "10",
         "spark.python.authenticate.socketTimeout": "60s",  # a busy machine is slow to start a Python process
         "spark.log.level": "ERROR",
@@ -366,7 +385,7 @@ def _session(options: Options) -> SparkSession:
     for key, value in (settings | options.conf).items():
         builder = builder.config(key, value)
     spark = builder.getOrCreate()
-    spark.dataSource.register(KinesisSource)
+    spark.dataSource.register(StoredKinesis)
     return spark
 
 

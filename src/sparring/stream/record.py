@@ -5,7 +5,6 @@ A record needs nothing but itself to be understood: whoever reads it can registe
 """
 
 import functools
-import zlib
 from collections.abc import Iterable, Sequence
 
 import msgspec
@@ -30,7 +29,7 @@ def encode(declarations: Iterable[bytes], fragments: Sequence[bytes], compress: 
     """From declarations and fragments that are encoded already, each for itself."""
     body = b"".join([b"\xdd", len(fragments).to_bytes(4, "big"), *fragments])  # 0xdd: an array, its length in 4 bytes
     if compress:
-        body = zlib.compress(body, level=1, wbits=31)  # 31: with gzip's header and checksum
+        body = wire.compress(body)
     return b"[" + b",".join(declarations) + b"]\n" + body
 
 

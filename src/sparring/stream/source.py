@@ -21,12 +21,15 @@ from pyspark.sql.types import StructType
 
 from sparring.stream.kinesis import IteratorExpired, Kinesis, Page, Record
 
-__all__ = ["KinesisSource", "Mark", "Positions", "Reached"]
+__all__ = ["KinesisReader", "KinesisSource", "Mark", "Positions", "Reached"]
 
 CLOSED = "closed"  # instead of a sequence number: the shard was read to its end
 OLDEST = ""  # instead of a sequence number: from the beginning
 PAGE = 8 << 20  # bytes of a page to aim at: some servers know no bound
 FIRST_PAGE, MAX_PAGE = 16, 10_000  # records
+BATCH_SECONDS = 10.0  # after which a batch ends, and how far it came is noted
+LINGER = 0.3  # seconds to wait for more where all was read: a batch of its own would cost more
+POLL = 0.2  # seconds between looks for more: a shard answers five times a second
 GAP = 60.0  # seconds to look for the next record where the stream says that there is one
 SCHEMA = pa.schema([("data", pa.binary()), ("sequence", pa.string()), ("arrival", pa.float64()), ("mark", pa.string())])
 
@@ -80,8 +83,11 @@ class KinesisSource(DataSource):
     def schema(self) -> str:
         return "data binary, sequence string, arrival double, mark string"
 
+    def reading(self) -> tuple[str, Path, int]:
+        return self.options["address"], Path(self.options["positions"]), int(self.options["batch_bytes"])
+
     def streamReader(self, schema: StructType) -> "KinesisReader":
-        return KinesisReader(self.options["address"], Path(self.options["positions"]), int(self.options["batch_bytes"]))
+        return KinesisReader(*self.reading())
 
 
 class KinesisReader(DataSourceStreamReader):
@@ -127,7 +133,8 @@ class KinesisReader(DataSourceStreamReader):
 
 
 class _Reading:
-    """One shard, from a place to its end, or, while it is still written to, to the newest record; or to so many bytes.
+    """One shard, from a place to its end, or, while it is still written to, until nothing comes any more; or for so
+    many bytes or seconds.
 
     Only a page without a successor is an end: pages may be empty before it."""
 
@@ -138,7 +145,8 @@ class _Reading:
 
     def pages(self) -> Iterator[list[Record]]:
         iterator = self.stream.iterator(self.shard, self.at or None)
-        taken, count, gap = 0, FIRST_PAGE, time.monotonic() + GAP
+        begun = news = time.monotonic()
+        taken, count = 0, FIRST_PAGE
         while True:
             try:
                 page = self.stream.page(iterator, count)
@@ -151,18 +159,20 @@ class _Reading:
                 yield page.records
                 self.at = page.records[-1].sequence_number
                 size = sum(len(record.data) for record in page.records)
-                taken, gap = taken + size, time.monotonic() + GAP
+                taken, news = taken + size, time.monotonic()
                 room = min(PAGE, self.limit - taken)
                 count = min(MAX_PAGE, max(1, room * len(page.records) // max(size, 1)))
             if page.next_shard_iterator is None:
                 self.closed = True
                 return
-            if caught_up or taken >= self.limit or time.monotonic() > gap:
+            now = time.monotonic()
+            over = taken >= self.limit or (taken and now > begun + BATCH_SECONDS)  # one without a record gets nowhere
+            if over or now > news + (LINGER if caught_up else GAP):
                 self.lag = 0.0 if caught_up else _lag(page)
                 return
             iterator = page.next_shard_iterator
-            if not page.records:
-                time.sleep(0.2)  # a shard answers five times a second
+            if caught_up or not page.records:
+                time.sleep(POLL)
 
 
 def _lag(page: Page) -> float:
