@@ -240,6 +240,8 @@ class _Job:
     status: StreamStatus
     stopping: threading.Event = field(default_factory=threading.Event)
     saying: threading.Lock = field(default_factory=threading.Lock)  # batches and signs of life are two threads
+    rested: float = field(default_factory=time.monotonic)  # when a batch last ended, or there was nothing to do
+    lag: float = 0.0  # at that moment
 
     def batch(self, rows: DataFrame, number: int) -> None:
         """A micro-batch of Spark: all of it is stored, and how far it came is written down, when it returns."""
@@ -261,6 +263,7 @@ class _Job:
             for name in ("records", "bytes", "fragments", "steps", "duplicates", "rejected")
         }
         lag = max(result.lag for result in results)
+        self.lag, self.rested = lag, time.monotonic()
         done = Batch(time.time(), results[0].batch, round(seconds, 3), len(results), **sums, lag=round(lag, 3))
         with (self.options.directory / "metrics.jsonl").open("ab") as file:
             file.write(msgspec.json.encode(done) + b"\n")
@@ -323,9 +326,12 @@ def _watch(job: _Job, query: StreamingQuery) -> None:
         job.stopping.wait(0.2)
         if job.options.parent is not None and os.getppid() != job.options.parent:
             job.stopping.set()
+        if query.status["message"].startswith("Waiting"):
+            job.rested = time.monotonic()
         if time.monotonic() - beat > HEARTBEAT:
             beat = time.monotonic()
-            job.say()
+            busy = beat - job.rested  # what arrived since then is not in the store
+            job.say(lag=round(job.lag + (busy if busy > HEARTBEAT else 0.0), 3))
     while query.isActive and query.status["isTriggerActive"]:
         time.sleep(0.05)
     query.stop()
