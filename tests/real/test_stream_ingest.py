@@ -60,6 +60,14 @@ def stored(store: str, game: Game = GAME) -> list[Fragment]:
         opened.close()
 
 
+def refused(store: str, game: Game = GAME) -> int:
+    opened = open_store(store, readonly=True)
+    try:
+        return opened.stats(game.name).rejected
+    finally:
+        opened.close()
+
+
 def by_id(fragments: list[Fragment]) -> dict[str, Fragment]:
     found = {f.id: f for f in fragments}
     assert len(found) == len(fragments)  # each once
@@ -327,17 +335,17 @@ def test_spark_killed_before_inside_and_after_the_sink_stores_everything_once(
     be, and when all is stored and nobody knows; Spark does the task again. Four of the driver: when the batch is stored
     but not noted, its Java process before a batch, when the batch is noted but Spark not told, and when Spark has not
     committed it; another process goes on from the checkpoint, and in the end `spark-submit` of the job's file brings
-    the rest."""
+    the rest. What is refused on the way counts once, too."""
     bombs = tmp_path / "bombs"
     bombs.mkdir()
     job = Job(server.stream(3), tmp_path, cassandra_address, bombs)
     producer = Producer(job.stream)
     sent: list[Fragment] = []
-    deaths = 0
+    deaths = bad = 0
 
     def explode(*places: str) -> None:
         """Play goes on until somebody came to each of the places; a task that died at one may die at the next."""
-        nonlocal deaths
+        nonlocal deaths, bad
         for place in places:
             (bombs / place).touch()
         deadline, due = time.monotonic() + 180, 0.0
@@ -345,9 +353,10 @@ def test_spark_killed_before_inside_and_after_the_sink_stores_everything_once(
             assert time.monotonic() < deadline, f"nobody came to {left}: {job.log()}"
             if time.monotonic() > due:
                 part = play(60, players=30, seed=len(sent))
-                put(producer, part)
+                put(producer, [*part, *(msgspec.structs.replace(f, id=new_id(), obs=b"") for f in part[:3])])
                 sent.extend(part)
-                due = time.monotonic() + 1
+                bad += 3
+                due = time.monotonic() + 2
             time.sleep(0.05)
         deaths += len(places)
 
@@ -366,5 +375,6 @@ def test_spark_killed_before_inside_and_after_the_sink_stores_everything_once(
         done = subprocess.run(submit, env=env, capture_output=True, text=True, timeout=300)
         assert done.returncode == 0, done.stderr[-3000:]
         assert by_id(stored(job.store)) == by_id(sent)
+        assert refused(job.store) == bad
     finally:
         job.kill()

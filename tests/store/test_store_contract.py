@@ -13,7 +13,7 @@ from store_samples import MAZE, POLE, assert_counts, cut, everything, fragment, 
 from sparring.errors import InputError, SparringError
 from sparring.experience import Fragment
 from sparring.games import Box, Discrete, Game
-from sparring.store import Episode, Outcome, Stats, Store, open_store
+from sparring.store import Episode, Outcome, Refused, Stats, Store, open_store
 from sparring.store.memory import MemoryStore
 from sparring.store.sqlite import SqliteStore
 
@@ -307,6 +307,16 @@ class TestStats:
         assert store.stats("maze").rejected == 0
         store.erase("pole", "eve")
         assert store.stats("pole").rejected == 30
+
+    def test_what_a_source_refused_counts_once_however_often_it_is_told(self, store: Store) -> None:
+        some = [Refused("pole", "eve", f"id {i}", "it has NaN") for i in range(3)]
+        store.quarantine("pole", "eve", "id", "why")
+        for source, total in (("a", 2), ("b", 5), ("a", 3), ("a", 3), ("a", 2), ("b", 5)):
+            store.quarantine_from(source, {"pole": total, "chess": 1, "maze": 0}, some)
+        eventually(lambda: store.stats("pole").rejected == 1 + 3 + 5)
+        assert store.stats("maze").rejected == 0
+        store.erase("pole", "eve")
+        assert store.stats("pole").rejected == 1 + 3 + 5
 
 
 class TestEpisodes:

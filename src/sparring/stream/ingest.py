@@ -15,7 +15,7 @@ import signal
 import sys
 import threading
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -36,7 +36,7 @@ from sparring.errors import InputError, SparringError
 from sparring.experience import Fragment, validate
 from sparring.games import Game
 from sparring.store import open_store
-from sparring.store.protocol import Outcome, Store, StoreAway, StoreBusy
+from sparring.store.protocol import Outcome, Refused, Store, StoreAway, StoreBusy
 from sparring.stream import record
 from sparring.stream.kinesis import Kinesis
 from sparring.stream.source import CLOSED, KinesisSource, Mark, Positions, Reached
@@ -48,6 +48,7 @@ PATIENCE = 120.0  # seconds with a store that is busy or away, until the task fa
 PENDING = 2  # chunks that wait while one is written
 ARROW_ROWS = 16  # a row may be a MiB, and some rows together go through the JVM
 MAX_TEXT = 300
+NEWEST = 200  # refused fragments of a task that are noted one by one
 HEARTBEAT = 2.0  # seconds between signs of life
 FIRST_DELAY, MAX_DELAY = 1.0, 60.0  # between two tries of a batch that fails
 log = logging.getLogger("sparring.ingest")
@@ -80,6 +81,8 @@ class Result(msgspec.Struct):
     steps: int = 0
     duplicates: int = 0
     rejected: int = 0
+    refused: dict[str, int] = {}  # the same, per game
+    newest: list[Refused] = []  # of them, for the quarantine
 
 
 class Batch(msgspec.Struct, frozen=True):
@@ -209,8 +212,11 @@ class Sink:
                 self._reject(f.game, f.player, f.id, reason)
 
     def _reject(self, game: str, player: str, fragment_id: str, reason: str) -> None:
-        self.result.rejected += 1
-        self._store.quarantine(game[:MAX_TEXT], player[:MAX_TEXT], fragment_id[:MAX_TEXT], reason[:MAX_TEXT])
+        """Told to the driver: this task may be killed and done again, and a refusal counts once."""
+        result, texts = self.result, (game, player, fragment_id, reason)
+        result.rejected += 1
+        result.refused[game[:MAX_TEXT]] = result.refused.get(game[:MAX_TEXT], 0) + 1
+        result.newest = [*result.newest[1 - NEWEST :], Refused(*(text[:MAX_TEXT] for text in texts))]
 
 
 def _store_rows(address: str, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -236,6 +242,8 @@ def _opened(address: str) -> tuple[Store, dict[str, Game]]:
 class _Job:
     options: Options
     told: Callable[[Batch], None]
+    store: Store
+    source: str  # the stream, as the store's quarantine knows it
     positions: Positions
     status: StreamStatus
     stopping: threading.Event = field(default_factory=threading.Event)
@@ -253,8 +261,21 @@ class _Job:
         if not results:
             return
         reached = {result.shard: result.after for result in results if result.after is not None}
-        self.positions.write(Reached(results[0].batch, reached))
+        before, refused = self.refuse(results)
+        self.positions.write(Reached(results[0].batch, reached, refused, before))
         self.note(results, time.monotonic() - begin)
+
+    def refuse(self, results: list[Result]) -> tuple[dict[str, int], dict[str, int]]:
+        """Into quarantine; what was refused before this batch and with it. A batch that is done again begins with the
+        same numbers: in the end each refusal counts once."""
+        before = self.positions.refused_before(results[0].batch)
+        refused = Counter(before)
+        for result in results:
+            refused.update(result.refused)
+        if any(result.rejected for result in results):
+            newest = [one for result in results for one in result.newest]
+            self.store.quarantine_from(self.source, refused, newest)
+        return before, dict(refused)
 
     def note(self, results: list[Result], seconds: float) -> None:
         """The batch's figures: for people, for the dashboard, for /metrics."""
@@ -283,10 +304,11 @@ def run(options: Options, told: Callable[[Batch], None] = lambda batch: None) ->
     """Until SIGINT or SIGTERM, which let the batch end that is going on; or until it has caught up."""
     stream = Kinesis(options.stream)
     stream.summary()  # a wrong address or missing credentials are told before Spark starts
-    open_store(options.store).close()
+    store = open_store(options.store)
     options.directory.mkdir(parents=True, exist_ok=True)
-    job = _Job(options, told, Positions(options.directory / "positions.json"), StreamStatus(stream.stream, "starting"))
-    with _signals(job.stopping):
+    positions, status = Positions(options.directory / "positions.json"), StreamStatus(stream.stream, "starting")
+    job = _Job(options, told, store, f"{stream.endpoint}/{stream.stream}", positions, status)
+    with contextlib.closing(store), _signals(job.stopping):
         job.say()
         spark = _session(options)
         try:
