@@ -5,12 +5,14 @@ import os
 import shutil
 import signal
 import socket
+import ssl
 import subprocess
 import tempfile
 import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
+from cassandra.auth import PlainTextAuthProvider
 from cassandra.cluster import EXEC_PROFILE_DEFAULT, Cluster, ExecutionProfile, NoHostAvailable, Session
 from cassandra.policies import RoundRobinPolicy
 
@@ -47,9 +49,13 @@ class CassandraNode:
         storage_port: int | None = None,
         commitlog: str = "periodic\ncommitlog_sync_period: 100ms",
         settings: str = "",
+        login: tuple[str, str] | None = None,
+        authority: Path | None = None,
         flags: tuple[str, ...] = ("-XX:TieredStopAtLevel=1",),  # starts in half the time, runs at half the speed
     ) -> None:
         self.folder, self.host, self.heap, self.flags = folder, host, heap, flags
+        self._login = PlainTextAuthProvider(*login) if login else None
+        self._tls = ssl.create_default_context(cafile=authority) if authority else None
         self.port = port or free_port(host)
         self.storage_port = storage_port or free_port(host)
         self._process: subprocess.Popen[bytes] | None = None
@@ -90,6 +96,7 @@ seed_provider:
             "cassandra.ring_delay_ms": "0",
             "cassandra.skip_wait_for_gossip_to_settle": "0",
             "cassandra.consistent.rangemovement": "false",
+            "cassandra.superuser_setup_delay_ms": "0",
         }
         command += [f"-D{name}={value}" for name, value in properties.items()]
         command += ["-cp", f"{jars.strip()}/*", "org.apache.cassandra.service.CassandraDaemon"]
@@ -120,7 +127,14 @@ seed_provider:
 
     def _cluster(self) -> Cluster:
         profile = ExecutionProfile(RoundRobinPolicy(), request_timeout=60.0)
-        return Cluster([self.host], self.port, protocol_version=5, execution_profiles={EXEC_PROFILE_DEFAULT: profile})
+        return Cluster(
+            [self.host],
+            self.port,
+            protocol_version=5,
+            execution_profiles={EXEC_PROFILE_DEFAULT: profile},
+            auth_provider=self._login,
+            ssl_context=self._tls,
+        )
 
     @contextlib.contextmanager
     def session(self, keyspace: str | None = None) -> Iterator[Session]:

@@ -238,8 +238,8 @@ class TestSample:
         store.erase("pole", "eve")
         rng = np.random.default_rng(3)
         counts: Counter[str] = Counter()
-        for _ in range(400):
-            counts.update(f.id for f in store.sample("pole", 60, rng))
+        for _ in range(160):
+            counts.update(f.id for f in store.sample("pole", 150, rng))
         expected = np.array(lengths) / sum(lengths) * counts.total()
         seen = np.array([counts[str(i)] for i in range(20)])
         # 19 degrees of freedom: a fair draw exceeds 43.8 once in a thousand seeds, and this seed is fixed.

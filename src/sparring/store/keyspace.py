@@ -280,17 +280,17 @@ class Keyspace:
             return InputError(
                 f"{self.address} refuses the login: {error}. Write cassandra://USER@HOST/… and set CASSANDRA_PASSWORD"
             )
-        if isinstance(error, ssl.SSLCertVerificationError):
+        if "CERTIFICATE_VERIFY_FAILED" in str(error):  # the driver makes a plain OSError of it
+            why = str(error).partition("certificate verify failed: ")[2].partition(" (_ssl")[0]
             return InputError(
-                f"the certificate of {self.address} is not to be trusted ({error.verify_message}): name the PEM file of"
-                " the authority that signed it with tls=FILE"
+                f"the certificate of {self.address} is not to be trusted ({why}): name the PEM file of the authority"
+                " that signed it with tls=FILE"
             )
         if isinstance(error, cassandra.InvalidRequest | cassandra.Unauthorized):
             return InputError(f"{self.address} refuses a request: {error}")
         what = " ".join(str(error).split())[:300] or type(error).__name__
-        return StoreAway(
-            f"Cassandra at {self.address} does not answer as it should ({what}): is it up? Try again later"
-        )
+        up = "is it up, and does it speak without TLS (tls=…)" if self.address.tls == "false" else "is it up"
+        return StoreAway(f"Cassandra at {self.address} does not answer as it should ({what}): {up}? Try again later")
 
     def _require_tables(self) -> None:
         found = _version(self._session, self.address)
@@ -385,9 +385,23 @@ def init(address: Address) -> str:
     try:
         with keyspace.asking():
             session = cluster.connect()
-            return _migrate(session, address, len(cluster.metadata.all_hosts()))
+            return _migrate(session, address, len(cluster.metadata.all_hosts())) + _forgetful(session, address)
     finally:
         cluster.shutdown()
+
+
+def _forgetful(session: Any, address: Address) -> str:
+    """A warning, where a node that is killed forgets what it acknowledged, and there is no other copy."""
+    where = "SELECT replication FROM system_schema.keyspaces WHERE keyspace_name = %s"
+    replication = session.execute(where, (address.keyspace,)).one()[0]
+    copies = sum(int(value) for name, value in replication.items() if name != "class")
+    if copies > 1 or _setting(session, "commitlog_sync") != "periodic":
+        return ""
+    return (
+        "\nwarning: there is one copy of everything, and this node syncs its commit log periodically: when its process"
+        " is killed, it forgets what it acknowledged last. Set `commitlog_sync: batch` in its cassandra.yaml, or have"
+        " more copies (docs/cassandra.md)"
+    )
 
 
 def _migrate(session: Any, address: Address, nodes: int) -> str:

@@ -12,6 +12,7 @@ import logging
 import os
 import re
 import signal
+import socket
 import sys
 import threading
 import time
@@ -304,6 +305,7 @@ def run(options: Options, told: Callable[[Batch], None] = lambda batch: None) ->
     """Until SIGINT or SIGTERM, which let the batch end that is going on; or until it has caught up."""
     stream = Kinesis(options.stream)
     stream.summary()  # a wrong address or missing credentials are told before Spark starts
+    _require_master(options.master)
     store = open_store(options.store)
     options.directory.mkdir(parents=True, exist_ok=True)
     positions, status = Positions(options.directory / "positions.json"), StreamStatus(stream.stream, "starting")
@@ -377,6 +379,19 @@ def _start(job: _Job, spark: SparkSession) -> StreamingQuery:
     )
 
 
+def _require_master(address: str | None) -> None:
+    """Spark itself would try for a minute, and then tell of it in a hundred lines."""
+    if address is None or not address.startswith("spark://"):
+        return
+    for master in address.removeprefix("spark://").split(","):
+        host, _, port = master.rpartition(":")
+        if not host or not port.isdigit():
+            raise InputError(f"{address!r} is not a Spark master: write it like spark://10.0.0.8:7077")
+        with contextlib.suppress(OSError), socket.create_connection((host.strip("[]"), int(port)), 5):
+            return
+    raise SparringError(f"no Spark master answers at {address}: start it, or name another one with --master")
+
+
 def _session(options: Options) -> SparkSession:
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     builder = SparkSession.builder.appName("sparring-ingest")
@@ -400,7 +415,7 @@ def _session(options: Options) -> SparkSession:
 
 def _cause(error: PySparkException) -> str:
     """The last line of the worker's traceback, if there is one: Spark wraps it in hundreds."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    lines = [line.strip().removeprefix("Caused by: ") for line in str(error).splitlines() if line.strip()]
     told = [line for line in lines if re.match(r"[\w.]+(Error|Exception|Busy|Full): ", line)]
     return (told or lines or [type(error).__name__])[-1][:MAX_TEXT]
 
