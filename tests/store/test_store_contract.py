@@ -303,6 +303,7 @@ class TestStats:
         for i in range(30):
             store.quarantine("pole", "eve", f"id {i}", "it has NaN")
         store.quarantine("chess", "eve", "id", "there is no such game")
+        store.quarantine("", "", "record 7", "nobody can read it")
         eventually(lambda: store.stats("pole").rejected == 30)
         assert store.stats("maze").rejected == 0
         store.erase("pole", "eve")
@@ -312,7 +313,9 @@ class TestStats:
         some = [Refused("pole", "eve", f"id {i}", "it has NaN") for i in range(3)]
         store.quarantine("pole", "eve", "id", "why")
         for source, total in (("a", 2), ("b", 5), ("a", 3), ("a", 3), ("a", 2), ("b", 5)):
-            store.quarantine_from(source, {"pole": total, "chess": 1, "maze": 0}, some)
+            store.quarantine_from(
+                source, {"pole": total, "?": 1, "maze": 0}, [*some, Refused("", "", "record 7", "why")]
+            )
         eventually(lambda: store.stats("pole").rejected == 1 + 3 + 5)
         assert store.stats("maze").rejected == 0
         store.erase("pole", "eve")

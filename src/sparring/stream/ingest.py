@@ -215,8 +215,9 @@ class Sink:
     def _reject(self, game: str, player: str, fragment_id: str, reason: str) -> None:
         """Told to the driver: this task may be killed and done again, and a refusal counts once."""
         result, texts = self.result, (game, player, fragment_id, reason)
+        known = game if game in self._games else "?"  # names that somebody made up would be counted for ever
         result.rejected += 1
-        result.refused[game[:MAX_TEXT]] = result.refused.get(game[:MAX_TEXT], 0) + 1
+        result.refused[known] = result.refused.get(known, 0) + 1
         result.newest = [*result.newest[1 - NEWEST :], Refused(*(text[:MAX_TEXT] for text in texts))]
 
 

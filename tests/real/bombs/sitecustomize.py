@@ -43,7 +43,7 @@ if os.environ["SPARRING_BOMBS_IN"] == "gateway":
     from sparring.stream.producer import Producer
 
     around(Producer, "_landed", before=("gateway",))  # the stream has it, and nobody was told
-elif not {"sparring.cli", "pyspark.daemon"}.isdisjoint(sys.orig_argv):  # the driver, and what workers are forked from
+elif not {"sparring.cli", "pyspark.worker"}.isdisjoint(sys.orig_argv):  # the driver, and what workers are forked from
     from sparring.store import buckets
     from sparring.stream import ingest, source
 
@@ -55,4 +55,4 @@ elif not {"sparring.cli", "pyspark.daemon"}.isdisjoint(sys.orig_argv):  # the dr
     around(ingest.Sink, "_written", after=("inside",))  # a chunk is in the store, others are not
     around(ingest.Sink, "finish", after=("after",))  # all is in the store, and nobody was told
     around(ingest._Job, "batch", before=("java",), after=("driver-uncommitted",))
-    around(ingest.Positions, "write", before=("driver-unwritten",), after=("driver-written",))
+    around(ingest.Positions, "write", before=("driver-unwritten",))
