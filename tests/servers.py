@@ -17,7 +17,7 @@ from cassandra.cluster import EXEC_PROFILE_DEFAULT, Cluster, ExecutionProfile, N
 from cassandra.policies import RoundRobinPolicy
 
 ROOT = Path(__file__).parent.parent
-START_TIMEOUT = 120.0
+START_TIMEOUT = 240.0
 # What Cassandra's own start script opens for Java 17.
 EXPORTS = (
     "java.base/jdk.internal.misc java.base/sun.nio.ch java.base/jdk.internal.ref"
@@ -27,6 +27,14 @@ OPENS = (
     "java.base/sun.nio.ch java.base/java.nio java.base/java.io java.base/jdk.internal.ref java.base/java.lang"
     " java.base/java.util java.base/java.util.concurrent java.base/jdk.internal.module java.base/jdk.internal.loader"
 )
+# Without a word about it, it writes every step that it takes to its log, and starts much slower.
+LOGBACK = """<configuration>
+<appender name="log" class="ch.qos.logback.core.ConsoleAppender">
+<encoder><pattern>%d{HH:mm:ss.SSS} %level %logger{30} %msg%n</pattern></encoder>
+</appender>
+<root level="WARN"><appender-ref ref="log"/></root>
+</configuration>
+"""
 
 
 def free_port(host: str = "127.0.0.1") -> int:
@@ -60,6 +68,7 @@ class CassandraNode:
         self.storage_port = storage_port or free_port(host)
         self._process: subprocess.Popen[bytes] | None = None
         folder.mkdir(parents=True, exist_ok=True)
+        (folder / "logback.xml").write_text(LOGBACK)
         (folder / "cassandra.yaml").write_text(
             f"""cluster_name: sparring
 num_tokens: 4
@@ -93,6 +102,7 @@ seed_provider:
             "cassandra.config": f"file://{self.folder}/cassandra.yaml",
             "cassandra.storagedir": str(self.folder / "data"),
             "cassandra-foreground": "yes",
+            "logback.configurationFile": f"{self.folder}/logback.xml",
             "cassandra.ring_delay_ms": "0",
             "cassandra.skip_wait_for_gossip_to_settle": "0",
             "cassandra.consistent.rangemovement": "false",

@@ -35,7 +35,7 @@ SPARK = ["--master", "local[2,100]", "--conf", "spark.ui.enabled=false", "--conf
 SPARK += ["--conf", "spark.driver.extraJavaOptions=-XX:TieredStopAtLevel=1"]
 
 
-def until(condition: Callable[[], Any], what: str, seconds: float = 180) -> Any:
+def until(condition: Callable[[], Any], what: str, seconds: float = 300) -> Any:
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
         if value := condition():
