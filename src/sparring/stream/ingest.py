@@ -418,7 +418,7 @@ def _cause(error: PySparkException) -> str:
     """The last line of the worker's traceback, if there is one: Spark wraps it in hundreds."""
     lines = [line.strip().removeprefix("Caused by: ") for line in str(error).splitlines() if line.strip()]
     told = [line for line in lines if re.match(r"[\w.]+(Error|Exception|Busy|Full): ", line)]
-    return (told or lines or [type(error).__name__])[-1][:MAX_TEXT]
+    return (told[-1:] or lines[:1] or [type(error).__name__])[0][:MAX_TEXT]
 
 
 @contextlib.contextmanager
