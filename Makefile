@@ -10,7 +10,7 @@ demo: .venv/.platform
 	.venv/bin/sparring demo
 
 test: .venv/.dev .venv/.system lint types
-	.venv/bin/python -m pytest -n 2 --dist loadfile
+	.venv/bin/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 
 check: .venv/.dev lint types
 	.venv/bin/python -m pytest -q -n 2 --dist loadfile -m "not real"

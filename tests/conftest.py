@@ -20,6 +20,26 @@ os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.1")
 # A process's Ray reads its token once: one for all tests, and not in the user's home.
 os.environ["RAY_AUTH_TOKEN_PATH"] = str(Path(__file__).parent.parent / ".pytest_cache" / "ray" / "token")
 
+# Files that take minutes. Two processes share the files; begun with the longest, they end at about the same time.
+LONGEST = (
+    "real/test_stream_ingest.py",
+    "training/test_rllib.py",
+    "training/test_sweep.py",
+    "training/test_cluster.py",
+    "store/test_cassandra_faults.py",
+    "real/test_platform.py",
+    "real/test_whole_path.py",
+    "store/test_store_contract.py",
+    "real/test_stream_cluster.py",
+    "bench/test_scaling.py",
+    "real/test_cassandra_login.py",
+)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    place = {Path(__file__).parent / name: i for i, name in enumerate(LONGEST)}
+    items.sort(key=lambda item: place.get(item.path, len(place)))
+
 
 @pytest.fixture(scope="module", autouse=True)
 def no_ray_left_behind() -> Iterator[None]:

@@ -20,8 +20,8 @@ pytestmark = pytest.mark.real
 SPARRING = [sys.executable, "-m", "sparring.cli"]
 
 
-def run(*args: str, timeout: float = 240) -> "subprocess.CompletedProcess[str]":
-    return subprocess.run([*SPARRING, *args], capture_output=True, text=True, timeout=timeout, check=False)
+def run(*args: str, timeout: float = 240, env: dict[str, str] | None = None) -> "subprocess.CompletedProcess[str]":
+    return subprocess.run([*SPARRING, *args], capture_output=True, text=True, timeout=timeout, check=False, env=env)
 
 
 @contextmanager

@@ -332,7 +332,9 @@ class TestOpening:
         store = opened()
         store.append([fragment(steps=4)])
         address = str(store.address)
-        assert "up to date" in CliRunner().invoke(app, ["store", "init", address]).output
+        again = CliRunner().invoke(app, ["store", "init", address]).output
+        assert "up to date" in again
+        assert "commitlog_sync: batch" in again  # a single node with one copy, which syncs periodically
         told = CliRunner().invoke(app, ["store", "stats", address, "--json"]).output
         assert msgspec.json.decode(told)["pole"]["steps"] == 4
 

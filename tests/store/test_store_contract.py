@@ -13,7 +13,7 @@ from store_samples import MAZE, POLE, assert_counts, cut, everything, fragment, 
 from sparring.errors import InputError, SparringError
 from sparring.experience import Fragment
 from sparring.games import Box, Discrete, Game
-from sparring.store import Episode, Outcome, Stats, Store, open_store
+from sparring.store import Episode, Outcome, Refused, Stats, Store, open_store
 from sparring.store.memory import MemoryStore
 from sparring.store.sqlite import SqliteStore
 
@@ -238,8 +238,8 @@ class TestSample:
         store.erase("pole", "eve")
         rng = np.random.default_rng(3)
         counts: Counter[str] = Counter()
-        for _ in range(400):
-            counts.update(f.id for f in store.sample("pole", 60, rng))
+        for _ in range(160):
+            counts.update(f.id for f in store.sample("pole", 150, rng))
         expected = np.array(lengths) / sum(lengths) * counts.total()
         seen = np.array([counts[str(i)] for i in range(20)])
         # 19 degrees of freedom: a fair draw exceeds 43.8 once in a thousand seeds, and this seed is fixed.
@@ -303,10 +303,23 @@ class TestStats:
         for i in range(30):
             store.quarantine("pole", "eve", f"id {i}", "it has NaN")
         store.quarantine("chess", "eve", "id", "there is no such game")
+        store.quarantine("", "", "record 7", "nobody can read it")
         eventually(lambda: store.stats("pole").rejected == 30)
         assert store.stats("maze").rejected == 0
         store.erase("pole", "eve")
         assert store.stats("pole").rejected == 30
+
+    def test_what_a_source_refused_counts_once_however_often_it_is_told(self, store: Store) -> None:
+        some = [Refused("pole", "eve", f"id {i}", "it has NaN") for i in range(3)]
+        store.quarantine("pole", "eve", "id", "why")
+        for source, total in (("a", 2), ("b", 5), ("a", 3), ("a", 3), ("a", 2), ("b", 5)):
+            store.quarantine_from(
+                source, {"pole": total, "?": 1, "maze": 0}, [*some, Refused("", "", "record 7", "why")]
+            )
+        eventually(lambda: store.stats("pole").rejected == 1 + 3 + 5)
+        assert store.stats("maze").rejected == 0
+        store.erase("pole", "eve")
+        assert store.stats("pole").rejected == 1 + 3 + 5
 
 
 class TestEpisodes:

@@ -54,8 +54,8 @@ def failed(error: Exception) -> "Future[list[Outcome]]":
 
 
 def refusal(game: str, player: str, fragment_id: str, reason: str) -> tuple[float, str, str, str, str]:
-    """A note for the quarantine: whoever sent it may have sent names of any length."""
-    return time.time(), game[:200], player[:200], fragment_id[:200], reason[:1000]
+    """A note for the quarantine: whoever sent it may have sent names of any length, or none."""
+    return time.time(), game[:200] or "?", player[:200], fragment_id[:200], reason[:1000]
 
 
 def _encode(fragments: Sequence[Fragment]) -> list[memoryview]:

@@ -24,8 +24,9 @@ import random
 import threading
 import time
 import uuid
+import zlib
 from collections import Counter, OrderedDict, deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from itertools import groupby
 from typing import Any, TypeVar
@@ -589,6 +590,20 @@ class Writer:
             futures.append(self._keyspace.start("quarantine", game, self._name, slot, when, player, name, reason))
         for game in counts:
             futures.append(self._keyspace.start("count rejected", game, self._name, self._counts[game]))
+        self._await(futures)
+
+    def note_from(self, source: str, totals: Mapping[str, int], refusals: Iterable[Refusal]) -> None:
+        """A source has rows of its own, whoever writes them: the higher total wins, whatever clocks say; and a
+        refusal's slot follows from what it says."""
+        writer, futures = uuid.uuid5(uuid.NAMESPACE_URL, source), []
+        for when, game, player, name, reason in refusals:
+            slot = zlib.crc32(f"{name} {reason}".encode()) % QUARANTINE
+            futures.append(self._keyspace.start("quarantine", game, writer, slot, when, player, name, reason))
+        for game, total in totals.items():
+            futures.append(self._keyspace.start("count rejected from", game, writer, total, total + 1))
+        self._await(futures)
+
+    def _await(self, futures: Iterable[Any]) -> None:
         with self._keyspace.asking():
             for future in futures:
                 future.result()

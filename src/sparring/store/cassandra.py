@@ -17,7 +17,7 @@ import time
 import uuid
 from bisect import bisect_right
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from typing import Any, TypeVar
 
@@ -42,7 +42,7 @@ from sparring.store.buckets import (
 )
 from sparring.store.keyspace import Address, Keyspace
 from sparring.store.order import Directory, Episodes, Head, Order, Span, Totals
-from sparring.store.protocol import Episode, Outcome, PlayerStats, Stats, StoreBusy, Tail, VersionStats
+from sparring.store.protocol import Episode, Outcome, PlayerStats, Refused, Stats, StoreBusy, Tail, VersionStats
 
 __all__ = ["CassandraStore"]
 
@@ -102,6 +102,9 @@ class CassandraStore:
 
     def quarantine(self, game: str, player: str, fragment_id: str, reason: str) -> None:
         self._writing().refuse(refusal(game, player, fragment_id, reason))
+
+    def quarantine_from(self, source: str, totals: Mapping[str, int], newest: Sequence[Refused]) -> None:
+        self._writing().note_from(source, totals, [refusal(r.game, r.player, r.id, r.reason) for r in newest])
 
     def erase(self, game: str, player: str) -> int:
         """Looks through all records of the game; one player at a time. The disks forget with the next compactions after

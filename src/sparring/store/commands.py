@@ -20,7 +20,8 @@ def init(
     """Create a store's keyspace and tables, or bring them up to date. Again is fine.
 
     Options of the address: replication=3 or dc1:3,dc2:2 (default: 3, or as many as there are nodes) and
-    compression=lz4|zstd count here; consistency=QUORUM|LOCAL_QUORUM|ONE|…, dc=NAME and tls=true wherever it is opened.
+    compression=lz4|zstd count here; consistency=QUORUM|LOCAL_QUORUM|ONE|…, dc=NAME and
+    tls=true|FILE wherever it is opened. A password is in the environment: CASSANDRA_PASSWORD.
     """
     if not address.startswith("cassandra://"):
         raise InputError(f"{address} needs no init: only stores at cassandra://… do; files are made by `sparring up`")

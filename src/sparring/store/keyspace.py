@@ -104,14 +104,15 @@ STATEMENTS = {
     "quarantined": "SELECT writer, slot, player FROM quarantine WHERE game = ?",
     "release": "DELETE FROM quarantine WHERE game = ? AND writer = ? AND slot = ?",
     "count rejected": "INSERT INTO rejected (game, writer, count) VALUES (?, ?, ?)",
+    "count rejected from": "INSERT INTO rejected (game, writer, count) VALUES (?, ?, ?) USING TIMESTAMP ?",
     "rejected": "SELECT count FROM rejected WHERE game = ?",
 }
 CONDITIONAL = ("register", "open bucket", "merge", "take lock", "drop lock")
 
 
 class Address(msgspec.Struct, frozen=True):
-    """cassandra://[user[:password]@]host[:port][,host…]/keyspace[?option=value&…]; a password may also be in the
-    environment, as CASSANDRA_PASSWORD."""
+    """cassandra://[user@]host[:port][,host…]/keyspace[?option=value&…]. Addresses are shown, written down and seen in
+    lists of processes: the password is in the environment, as CASSANDRA_PASSWORD."""
 
     hosts: tuple[tuple[str, int], ...]
     keyspace: str
@@ -121,18 +122,25 @@ class Address(msgspec.Struct, frozen=True):
     replication: str | None = None  # copies: 3, or dc1:3,dc2:2; none: 3, or as many as there are nodes
     compression: str = "lz4"
     dc: str | None = None  # the data centre whose nodes are asked first
-    tls: bool = False
+    tls: str = "false"  # "true": with the system's certificate authorities; else the PEM file of another one
 
     def __str__(self) -> str:
-        """Without the password."""
-        return f"cassandra://{','.join(f'{host}:{port}' for host, port in self.hosts)}/{self.keyspace}"
+        hosts = ",".join(f"{host}:{port}" for host, port in self.hosts)
+        return f"cassandra://{f'{self.user}@' if self.user else ''}{hosts}/{self.keyspace}"
+
+    __repr__ = __str__  # never with the password
 
     @classmethod
     def parse(cls, text: str) -> "Address":
         rest, _, query = text.removeprefix("cassandra://").partition("?")
         where, _, keyspace = rest.partition("/")
         login, at, hosts = where.rpartition("@")
-        user, _, password = login.partition(":")
+        user, colon, _ = login.partition(":")
+        if colon:
+            raise InputError(
+                "a password does not belong into an address, which others see: set CASSANDRA_PASSWORD in the"
+                f" environment, and write cassandra://{user}@{hosts}/…"
+            )
         options = _options(query)
         if not keyspace.isidentifier() or not keyspace.isascii() or not hosts:
             raise InputError(
@@ -141,11 +149,8 @@ class Address(msgspec.Struct, frozen=True):
             )
         fields: dict[str, Any] = {"hosts": tuple(_host(host) for host in hosts.split(",")), "keyspace": keyspace}
         if at:
-            secret = urllib.parse.unquote(password) or os.environ.get("CASSANDRA_PASSWORD", "")
-            fields |= {"user": urllib.parse.unquote(user), "password": secret}
-        if options.get("tls") not in (None, "true", "false"):
-            raise InputError(f"tls is {options['tls']!r}: write tls=true")
-        return cls(**(fields | options | {"tls": options.get("tls") == "true"}))
+            fields |= {"user": urllib.parse.unquote(user), "password": os.environ.get("CASSANDRA_PASSWORD", "")}
+        return cls(**(fields | options))
 
     def __post_init__(self) -> None:
         if self.consistency not in CONSISTENCIES:
@@ -275,13 +280,20 @@ class Keyspace:
         if isinstance(error, NoHostAvailable) and isinstance(error.errors, dict) and error.errors:
             error = next(iter(error.errors.values()))
         if isinstance(error, cassandra.AuthenticationFailed):
-            return InputError(f"{self.address} refuses the login: {error}")
+            return InputError(
+                f"{self.address} refuses the login: {error}. Write cassandra://USER@HOST/… and set CASSANDRA_PASSWORD"
+            )
+        if "CERTIFICATE_VERIFY_FAILED" in str(error):  # the driver makes a plain OSError of it
+            why = str(error).partition("certificate verify failed: ")[2].partition(" (_ssl")[0]
+            return InputError(
+                f"the certificate of {self.address} is not to be trusted ({why}): name the PEM file of the authority"
+                " that signed it with tls=FILE"
+            )
         if isinstance(error, cassandra.InvalidRequest | cassandra.Unauthorized):
             return InputError(f"{self.address} refuses a request: {error}")
         what = " ".join(str(error).split())[:300] or type(error).__name__
-        return StoreAway(
-            f"Cassandra at {self.address} does not answer as it should ({what}): is it up? Try again later"
-        )
+        up = "is it up, and does it speak without TLS (tls=…)" if self.address.tls == "false" else "is it up"
+        return StoreAway(f"Cassandra at {self.address} does not answer as it should ({what}): {up}? Try again later")
 
     def _require_tables(self) -> None:
         found = _version(self._session, self.address)
@@ -305,12 +317,11 @@ class Keyspace:
 
     def _batch_bytes(self) -> int:
         """Servers refuse batches above a setting of theirs, 50 KiB unless it was raised."""
-        rows = self._session.execute("SELECT value FROM system_views.settings WHERE name = 'batch_size_fail_threshold'")
-        row = rows.one()
+        told = _setting(self._session, "batch_size_fail_threshold")
         units = {"KiB": 1 << 10, "MiB": 1 << 20, "B": 1}
         for unit, size in units.items():
-            if row and row[0].endswith(unit) and row[0].removesuffix(unit).isdigit():
-                return min(BATCH, int(row[0].removesuffix(unit)) * size * 3 // 4)
+            if told.endswith(unit) and told.removesuffix(unit).isdigit():
+                return min(BATCH, int(told.removesuffix(unit)) * size * 3 // 4)
         return 32 << 10
 
 
@@ -323,13 +334,33 @@ def _cluster(address: Address) -> Any:
     return Cluster(
         list(address.hosts),
         auth_provider=login,
-        ssl_context=ssl.create_default_context() if address.tls else None,
+        ssl_context=_tls(address.tls),
         execution_profiles={EXEC_PROFILE_DEFAULT: profile},
         reconnection_policy=ExponentialReconnectionPolicy(0.5, 8.0),
         connect_timeout=TIMEOUT,
         control_connection_timeout=TIMEOUT,
         protocol_version=5,
     )
+
+
+def _tls(authority: str) -> ssl.SSLContext | None:
+    if authority == "false":
+        return None
+    try:
+        return ssl.create_default_context(cafile=None if authority == "true" else authority)
+    except OSError as error:
+        raise InputError(
+            f"tls={authority}: no certificates can be read there ({error}); write tls=true, or the path of a PEM file"
+        ) from error
+
+
+def _setting(session: Any, name: str) -> str:
+    """Of the node that answers; empty if we may not know."""
+    try:
+        row = session.execute("SELECT value FROM system_views.settings WHERE name = %s", (name,)).one()
+    except cassandra.Unauthorized:
+        return ""
+    return row[0] or "" if row else ""
 
 
 def _version(session: Any, address: Address) -> int:
@@ -357,9 +388,23 @@ def init(address: Address) -> str:
     try:
         with keyspace.asking():
             session = cluster.connect()
-            return _migrate(session, address, len(cluster.metadata.all_hosts()))
+            return _migrate(session, address, len(cluster.metadata.all_hosts())) + _forgetful(session, address)
     finally:
         cluster.shutdown()
+
+
+def _forgetful(session: Any, address: Address) -> str:
+    """A warning, where a node that is killed forgets what it acknowledged, and there is no other copy."""
+    where = "SELECT replication FROM system_schema.keyspaces WHERE keyspace_name = %s"
+    replication = session.execute(where, (address.keyspace,)).one()[0]
+    copies = sum(int(value) for name, value in replication.items() if name != "class")
+    if copies > 1 or _setting(session, "commitlog_sync") != "periodic":
+        return ""
+    return (
+        "\nwarning: there is one copy of everything, and this node syncs its commit log periodically: when its process"
+        " is killed, it forgets what it acknowledged last. Set `commitlog_sync: batch` in its cassandra.yaml, or have"
+        " more copies (docs/cassandra.md)"
+    )
 
 
 def _migrate(session: Any, address: Address, nodes: int) -> str:

@@ -2,7 +2,7 @@
 
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 
@@ -12,7 +12,7 @@ from sparring.errors import InputError, SparringError
 from sparring.experience import Fragment
 from sparring.games import Game
 from sparring.store.arrival import Unfinished, require_checked, require_same, returns, stripes
-from sparring.store.protocol import Episode, Outcome, PlayerStats, Stats, Tail, VersionStats
+from sparring.store.protocol import Episode, Outcome, PlayerStats, Refused, Stats, Tail, VersionStats
 
 __all__ = ["MemoryStore"]
 
@@ -23,6 +23,7 @@ class _Shelf:
 
     place: int = 0  # steps ever stored
     rejected: int = 0
+    sources: dict[str, int] = field(default_factory=dict)  # what each of them says that it refused
     fragments: dict[int, Fragment] = field(default_factory=dict)  # by place, in order
     episodes: dict[int, Episode] = field(default_factory=dict)  # by the place of the fragment that completed it
     unfinished: dict[tuple[str, str], Unfinished] = field(default_factory=dict)
@@ -91,6 +92,15 @@ class MemoryStore:
             self._require_open()
             if game in self._shelves:
                 self._shelves[game].rejected += 1
+
+    def quarantine_from(self, source: str, totals: Mapping[str, int], newest: Sequence[Refused]) -> None:
+        with self._lock:
+            self._require_open()
+            for game in totals.keys() & self._shelves.keys():
+                shelf = self._shelves[game]
+                before = shelf.sources.get(source, 0)
+                shelf.sources[source] = max(before, totals[game])
+                shelf.rejected += shelf.sources[source] - before
 
     def tail(self, game: str, after: int = 0, limit: int = 1000) -> Tail:
         with self._lock:

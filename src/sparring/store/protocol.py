@@ -1,7 +1,7 @@
 """The store's seam: the durable home of fragments. `sqlite` is the embedded default, `cassandra` a cluster, `memory`
 serves unit tests."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from enum import StrEnum
 from typing import Protocol
@@ -17,6 +17,7 @@ __all__ = [
     "Episode",
     "Outcome",
     "PlayerStats",
+    "Refused",
     "Stats",
     "Store",
     "StoreAway",
@@ -79,6 +80,15 @@ class VersionStats(msgspec.Struct, frozen=True):
     steps: int
 
 
+class Refused(msgspec.Struct, frozen=True, array_like=True):
+    """A fragment, or a record that nobody can read, for the quarantine."""
+
+    game: str
+    player: str
+    id: str
+    reason: str
+
+
 class Stats(msgspec.Struct, frozen=True):
     fragments: int
     steps: int
@@ -104,6 +114,10 @@ class Store(Protocol):
 
     def quarantine(self, game: str, player: str, fragment_id: str, reason: str) -> None:
         """Notes a refused fragment. Bounded: only the newest few thousand are kept, all are counted."""
+
+    def quarantine_from(self, source: str, totals: Mapping[str, int], newest: Sequence[Refused]) -> None:
+        """What was refused of a source that may be read again, such as a stream: `totals` per game since its beginning,
+        which replace lower ones that it told before, so nothing counts twice; each of `newest` is noted once."""
 
     def tail(self, game: str, after: int = 0, limit: int = 1000) -> Tail:
         """Fragments stored after the cursor, oldest first; misses none, repeats none. `after=-1`: only what comes.

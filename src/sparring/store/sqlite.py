@@ -4,7 +4,7 @@ are in `tables`; here is what callers see, and reading: any number of threads an
 import os
 import sqlite3
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
 from pathlib import Path
@@ -17,7 +17,7 @@ from sparring.experience import Fragment
 from sparring.games import Game
 from sparring.store import tables
 from sparring.store.arrival import Submission, decode, failed, refusal, stripes
-from sparring.store.protocol import Episode, Outcome, PlayerStats, Stats, StoreBusy, Tail, VersionStats
+from sparring.store.protocol import Episode, Outcome, PlayerStats, Refused, Stats, StoreBusy, Tail, VersionStats
 from sparring.store.tables import GAME, MODEL, PLACES, PLAYER, find_game
 from sparring.store.writer import Writer
 
@@ -60,6 +60,10 @@ class SqliteStore:
 
     def quarantine(self, game: str, player: str, fragment_id: str, reason: str) -> None:
         self._writing().refuse(refusal(game, player, fragment_id, reason))
+
+    def quarantine_from(self, source: str, totals: Mapping[str, int], newest: Sequence[Refused]) -> None:
+        notes = [refusal(r.game, r.player, r.id, r.reason) for r in newest]
+        self._writing().call(lambda db: tables.note_from(db, source, totals, notes))
 
     def erase(self, game: str, player: str) -> int:
         """Some at a time, so that appends get through in between; then the bytes are removed from the files too."""

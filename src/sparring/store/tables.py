@@ -11,7 +11,7 @@ import sqlite3
 import threading
 import time
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
@@ -39,6 +39,7 @@ __all__ = [
     "find_game",
     "forget",
     "note",
+    "note_from",
     "open_reader",
     "open_writer",
     "register",
@@ -88,7 +89,7 @@ SCHEMA = (
     id TEXT NOT NULL, reason TEXT NOT NULL)""",
 )
 
-GAME, PLAYER, MODEL = "game", "player", "model"  # kinds of tally
+GAME, PLAYER, MODEL, SOURCE = "game", "player", "model", "source"  # kinds of tally; of a source: what it refused
 
 Refusal = tuple[float, str, str, str, str]  # time, game, player, fragment's id, reason
 
@@ -575,3 +576,23 @@ def note(db: sqlite3.Connection, refusals: Sequence[Refusal], counts: Counter[st
     db.executemany("INSERT INTO quarantine (time, game, player, id, reason) VALUES (?, ?, ?, ?, ?)", refusals)
     db.execute("DELETE FROM quarantine WHERE seq <= (SELECT max(seq) FROM quarantine) - ?", (QUARANTINE,))
     db.executemany("UPDATE game SET rejected = rejected + ? WHERE name = ?", [(n, game) for game, n in counts.items()])
+
+
+def note_from(db: sqlite3.Connection, source: str, totals: Mapping[str, int], refusals: Sequence[Refusal]) -> None:
+    """The same again changes nothing: a source's totals replace its lower ones, and each refusal is there once."""
+    db.executemany(
+        "DELETE FROM quarantine WHERE game = ? AND id = ? AND reason = ?", [(r[1], *r[3:]) for r in refusals]
+    )
+    grown: Counter[str] = Counter()
+    for game, total in totals.items():
+        if key := find_game(db, game).key:
+            of_source = (key, SOURCE, source, -1)
+            where = "game = ? AND kind = ? AND name = ? AND version = ?"
+            (before,) = db.execute(f"SELECT ifnull(max(fragments), 0) FROM tally WHERE {where}", of_source).fetchone()
+            db.execute(
+                "INSERT INTO tally (game, kind, name, version, fragments) VALUES (?, ?, ?, ?, ?)"
+                " ON CONFLICT DO UPDATE SET fragments = excluded.fragments",
+                (*of_source, max(before, total)),
+            )
+            grown[game] = max(total - before, 0)
+    note(db, refusals, grown)

@@ -12,10 +12,11 @@ import logging
 import os
 import re
 import signal
+import socket
 import sys
 import threading
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -38,7 +39,7 @@ from sparring.errors import InputError, SparringError
 from sparring.experience import Fragment, validate
 from sparring.games import Game
 from sparring.store import open_store
-from sparring.store.protocol import Outcome, Store, StoreAway, StoreBusy
+from sparring.store.protocol import Outcome, Refused, Store, StoreAway, StoreBusy
 from sparring.stream import record
 from sparring.stream.kinesis import Kinesis
 from sparring.stream.source import CLOSED, KinesisReader, KinesisSource, Mark, Positions, Reached
@@ -49,6 +50,7 @@ CHUNK = 16 << 20  # bytes of fragments appended at once
 PATIENCE = 120.0  # seconds with a store that is busy or away, until the task fails
 PENDING = 2  # chunks that wait while one is written
 MAX_TEXT = 300
+NEWEST = 200  # refused fragments of a task that are noted one by one
 HEARTBEAT = 2.0  # seconds between signs of life
 FIRST_DELAY, MAX_DELAY = 1.0, 60.0  # between two tries of a batch that fails
 log = logging.getLogger("sparring.ingest")
@@ -81,6 +83,8 @@ class Result(msgspec.Struct):
     steps: int = 0
     duplicates: int = 0
     rejected: int = 0
+    refused: dict[str, int] = {}  # the same, per game
+    newest: list[Refused] = []  # of them, for the quarantine
 
 
 class Batch(msgspec.Struct, frozen=True):
@@ -210,8 +214,12 @@ class Sink:
                 self._reject(f.game, f.player, f.id, reason)
 
     def _reject(self, game: str, player: str, fragment_id: str, reason: str) -> None:
-        self.result.rejected += 1
-        self._store.quarantine(game[:MAX_TEXT], player[:MAX_TEXT], fragment_id[:MAX_TEXT], reason[:MAX_TEXT])
+        """Told to the driver: this task may be killed and done again, and a refusal counts once."""
+        result, texts = self.result, (game, player, fragment_id, reason)
+        known = game if game in self._games else "?"  # names that somebody made up would be counted for ever
+        result.rejected += 1
+        result.refused[known] = result.refused.get(known, 0) + 1
+        result.newest = [*result.newest[1 - NEWEST :], Refused(*(text[:MAX_TEXT] for text in texts))]
 
 
 class StoredKinesis(KinesisSource):
@@ -257,10 +265,14 @@ def _opened(address: str) -> tuple[Store, dict[str, Game]]:
 class _Job:
     options: Options
     told: Callable[[Batch], None]
+    store: Store
+    source: str  # the stream, as the store's quarantine knows it
     positions: Positions
     status: StreamStatus
     stopping: threading.Event = field(default_factory=threading.Event)
     saying: threading.Lock = field(default_factory=threading.Lock)  # batches and signs of life are two threads
+    rested: float = field(default_factory=time.monotonic)  # when a batch last ended, or there was nothing to do
+    lag: float = 0.0  # at that moment
 
     def batch(self, rows: DataFrame, number: int) -> None:
         """A micro-batch of Spark: all of it is stored, and how far it came is written down, when it returns."""
@@ -270,8 +282,21 @@ class _Job:
         if not results:
             return
         reached = {result.shard: result.after for result in results if result.after is not None}
-        self.positions.write(Reached(results[0].batch, reached))
+        before, refused = self.refuse(results)
+        self.positions.write(Reached(results[0].batch, reached, refused, before))
         self.note(results, time.monotonic() - begin)
+
+    def refuse(self, results: list[Result]) -> tuple[dict[str, int], dict[str, int]]:
+        """Into quarantine; what was refused before this batch and with it. A batch that is done again begins with the
+        same numbers: in the end each refusal counts once."""
+        before = self.positions.refused_before(results[0].batch)
+        refused = Counter(before)
+        for result in results:
+            refused.update(result.refused)
+        if any(result.rejected for result in results):
+            newest = [one for result in results for one in result.newest]
+            self.store.quarantine_from(self.source, refused, newest)
+        return before, dict(refused)
 
     def note(self, results: list[Result], seconds: float) -> None:
         """The batch's figures: for people, for the dashboard, for /metrics."""
@@ -280,6 +305,7 @@ class _Job:
             for name in ("records", "bytes", "fragments", "steps", "duplicates", "rejected")
         }
         lag = max(result.lag for result in results)
+        self.lag, self.rested = lag, time.monotonic()
         done = Batch(time.time(), results[0].batch, round(seconds, 3), len(results), **sums, lag=round(lag, 3))
         with (self.options.directory / "metrics.jsonl").open("ab") as file:
             file.write(msgspec.json.encode(done) + b"\n")
@@ -299,10 +325,12 @@ def run(options: Options, told: Callable[[Batch], None] = lambda batch: None) ->
     """Until SIGINT or SIGTERM, which let the batch end that is going on; or until it has caught up."""
     stream = Kinesis(options.stream)
     stream.summary()  # a wrong address or missing credentials are told before Spark starts
-    open_store(options.store).close()
+    _require_master(options.master)
+    store = open_store(options.store)
     options.directory.mkdir(parents=True, exist_ok=True)
-    job = _Job(options, told, Positions(options.directory / "positions.json"), StreamStatus(stream.stream, "starting"))
-    with _signals(job.stopping):
+    positions, status = Positions(options.directory / "positions.json"), StreamStatus(stream.stream, "starting")
+    job = _Job(options, told, store, f"{stream.endpoint}/{stream.stream}", positions, status)
+    with contextlib.closing(store), _signals(job.stopping):
         job.say()
         spark = _session(options)
         try:
@@ -342,9 +370,12 @@ def _watch(job: _Job, query: StreamingQuery) -> None:
         job.stopping.wait(0.2)
         if job.options.parent is not None and os.getppid() != job.options.parent:
             job.stopping.set()
+        if query.status["message"].startswith("Waiting"):
+            job.rested = time.monotonic()
         if time.monotonic() - beat > HEARTBEAT:
             beat = time.monotonic()
-            job.say()
+            busy = beat - job.rested  # what arrived since then is not in the store
+            job.say(lag=round(job.lag + (busy if busy > HEARTBEAT else 0.0), 3))
     while query.isActive and query.status["isTriggerActive"]:
         time.sleep(0.05)
     query.stop()
@@ -369,6 +400,19 @@ def _start(job: _Job, spark: SparkSession) -> StreamingQuery:
     )
 
 
+def _require_master(address: str | None) -> None:
+    """Spark itself would try for a minute, and then tell of it in a hundred lines."""
+    if address is None or not address.startswith("spark://"):
+        return
+    for master in address.removeprefix("spark://").split(","):
+        host, _, port = master.rpartition(":")
+        if not host or not port.isdigit():
+            raise InputError(f"{address!r} is not a Spark master: write it like spark://10.0.0.8:7077")
+        with contextlib.suppress(OSError), socket.create_connection((host.strip("[]"), int(port)), 5):
+            return
+    raise SparringError(f"no Spark master answers at {address}: start it, or name another one with --master")
+
+
 def _session(options: Options) -> SparkSession:
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     builder = SparkSession.builder.appName("sparring-ingest")
@@ -391,9 +435,9 @@ def _session(options: Options) -> SparkSession:
 
 def _cause(error: PySparkException) -> str:
     """The last line of the worker's traceback, if there is one: Spark wraps it in hundreds."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    lines = [line.strip().removeprefix("Caused by: ") for line in str(error).splitlines() if line.strip()]
     told = [line for line in lines if re.match(r"[\w.]+(Error|Exception|Busy|Full): ", line)]
-    return (told or lines or [type(error).__name__])[-1][:MAX_TEXT]
+    return (told[-1:] or lines[:1] or [type(error).__name__])[0][:MAX_TEXT]
 
 
 @contextlib.contextmanager

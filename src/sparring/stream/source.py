@@ -48,6 +48,8 @@ class Reached(msgspec.Struct, frozen=True):
 
     batch: int
     after: dict[str, str]  # per shard that was read
+    refused: dict[str, int] = {}  # per game, since the beginning …
+    refused_before: dict[str, int] = {}  # … and without this batch
 
 
 class Positions:
@@ -66,11 +68,19 @@ class Positions:
 
     def read(self, batch: int) -> dict[str, str]:
         """Empty: the end of this batch is not known."""
-        try:
-            reached = msgspec.json.decode(self.path.read_bytes(), type=Reached)
-        except FileNotFoundError:
-            return {}
+        reached = self._newest()
         return reached.after if reached.batch == batch else {}
+
+    def refused_before(self, batch: int) -> dict[str, int]:
+        """What was refused until this batch, which may be done again."""
+        reached = self._newest()
+        return reached.refused_before if reached.batch == batch else reached.refused
+
+    def _newest(self) -> Reached:
+        try:
+            return msgspec.json.decode(self.path.read_bytes(), type=Reached)
+        except FileNotFoundError:
+            return Reached(0, {})
 
 
 class KinesisSource(DataSource):

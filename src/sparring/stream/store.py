@@ -1,6 +1,6 @@
 """A store behind a stream: what is appended goes onto the stream, and `sparring ingest` brings it into the store."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future
 
 import numpy as np
@@ -9,7 +9,7 @@ from sparring.errors import InputError
 from sparring.experience import Fragment
 from sparring.games import Game
 from sparring.store.arrival import failed
-from sparring.store.protocol import Episode, Outcome, PlayerStats, Stats, Store, Tail, VersionStats
+from sparring.store.protocol import Episode, Outcome, PlayerStats, Refused, Stats, Store, Tail, VersionStats
 from sparring.stream.producer import Producer
 
 __all__ = ["StreamedStore"]
@@ -42,6 +42,9 @@ class StreamedStore:
 
     def quarantine(self, game: str, player: str, fragment_id: str, reason: str) -> None:
         self._store.quarantine(game, player, fragment_id, reason)
+
+    def quarantine_from(self, source: str, totals: Mapping[str, int], newest: Sequence[Refused]) -> None:
+        self._store.quarantine_from(source, totals, newest)
 
     def tail(self, game: str, after: int = 0, limit: int = 1000) -> Tail:
         return self._store.tail(game, after, limit)

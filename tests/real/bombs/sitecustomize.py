@@ -43,16 +43,16 @@ if os.environ["SPARRING_BOMBS_IN"] == "gateway":
     from sparring.stream.producer import Producer
 
     around(Producer, "_landed", before=("gateway",))  # the stream has it, and nobody was told
-elif not {"sparring.cli", "pyspark.daemon"}.isdisjoint(sys.orig_argv):  # the driver, and what workers are forked from
+elif not {"sparring.cli", "pyspark.worker"}.isdisjoint(sys.orig_argv):  # the driver, and what workers are forked from
     from sparring.store import buckets
     from sparring.stream import ingest, source
 
     # What a dead writer left half-done is taken over by the same rules, sooner.
-    buckets.DEADLINE, buckets.PATIENCE = 6.0, 8.0
+    buckets.DEADLINE, buckets.PATIENCE = 3.0, 4.0
     around(source._Reading, "__init__", before=("reading",))
     around(source, "_rows", after=("read",))  # a page was fetched, nothing of it is stored
     around(ingest.Sink, "take", before=("before",))
     around(ingest.Sink, "_written", after=("inside",))  # a chunk is in the store, others are not
     around(ingest.Sink, "finish", after=("after",))  # all is in the store, and nobody was told
-    around(ingest._Job, "batch", before=("driver-before", "java"), after=("driver-uncommitted",))
-    around(ingest.Positions, "write", before=("driver-unwritten",), after=("driver-written",))
+    around(ingest._Job, "batch", before=("java",), after=("driver-uncommitted",))
+    around(ingest.Positions, "write", before=("driver-unwritten",))

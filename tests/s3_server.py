@@ -9,7 +9,7 @@ from pathlib import Path
 
 import urllib3
 
-SCRIPT = Path(__file__).parents[2] / "scripts" / "s3-server"
+SCRIPT = Path(__file__).parents[1] / "scripts" / "s3-server"
 ACCESS, SECRET = "test-key", "test-secret"
 ENVIRONMENT = {
     "AWS_ACCESS_KEY_ID": ACCESS,
