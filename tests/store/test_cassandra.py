@@ -355,7 +355,37 @@ class TestOpening:
                     with pytest.raises(InputError, match="version 99"):
                         use(cassandra_keyspace)
             finally:
-                session.execute("UPDATE version SET version = 1 WHERE key = 'store'")
+                session.execute(f"UPDATE version SET version = {keyspace.VERSION} WHERE key = 'store'")
+
+    def test_an_older_store_is_brought_along(
+        self, cassandra: CassandraNode, opened: Callable[..., CassandraStore]
+    ) -> None:
+        """Version 1 had a table with a row per fragment. Its writer died before a migration that was cut short."""
+        store, sent = opened(), [fragment(steps=1 + i % 4) for i in range(300)]
+        store.append(sent[:200])
+        store.append(sent[200:])
+        address = str(store.address)
+        with cassandra.session("tests") as session:
+            session.execute(
+                "CREATE TABLE fragment (game text, day int, bucket int, place bigint, body blob,"
+                " PRIMARY KEY ((game, day, bucket), place))"
+            )
+            insert = session.prepare("INSERT INTO fragment (game, day, bucket, place, body) VALUES (?, ?, ?, ?, ?)")
+            for game, day, bucket, _, body in session.execute("SELECT game, day, bucket, place, body FROM block"):
+                block = buckets.decode_block(body)
+                for place, one in zip(block.places, block.fragments, strict=True):
+                    session.execute(insert, (game, day, bucket, place, msgspec.msgpack.encode(one)))
+            session.execute("DROP TABLE block")
+            session.execute("UPDATE version SET version = 1 WHERE key = 'store'")
+            with pytest.raises(InputError, match=r"a store of version 1, we need 2: run `sparring store init"):
+                open_store(address)
+            assert "from version 1 to 2" in keyspace.init(keyspace.Address.parse(address))
+            session.execute("UPDATE version SET version = 1 WHERE key = 'store'")  # killed before it was noted
+            keyspace.init(keyspace.Address.parse(address))
+        after = opened()
+        assert everything(after) == sent
+        assert after.append(sent[150:]) == [DUPLICATE] * 150
+        assert_counts(after)
 
     def test_readonly_writes_no_fragments(self, opened: Callable[..., CassandraStore]) -> None:
         reader = opened(readonly=True)

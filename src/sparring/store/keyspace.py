@@ -20,8 +20,9 @@ try:
     from cassandra import ConsistencyLevel, WriteType
     from cassandra.auth import PlainTextAuthProvider
     from cassandra.cluster import EXEC_PROFILE_DEFAULT, Cluster, ExecutionProfile, NoHostAvailable
+    from cassandra.concurrent import execute_concurrent_with_args
     from cassandra.policies import DCAwareRoundRobinPolicy, ExponentialReconnectionPolicy, RetryPolicy, TokenAwarePolicy
-    from cassandra.query import BatchStatement, BatchType, tuple_factory
+    from cassandra.query import BatchStatement, BatchType, SimpleStatement, tuple_factory
 except ImportError as error:  # pragma: no cover
     raise InputError("a store on Cassandra needs its driver: pip install 'sparring[cassandra]'") from error
 
@@ -34,35 +35,33 @@ CONSISTENCIES = ("ONE", "TWO", "THREE", "QUORUM", "ALL", "LOCAL_QUORUM", "EACH_Q
 COMPRESSIONS = {"lz4": "LZ4Compressor", "zstd": "ZstdCompressor"}
 OPTIONS = ("compression", "consistency", "dc", "replication", "tls")
 
-# Every list brings a keyspace from the version before it to the next; {compression} is the address's.
-MIGRATIONS: tuple[tuple[str, ...], ...] = (
-    (
-        "CREATE TABLE IF NOT EXISTS game (name text PRIMARY KEY, spec text)",
-        # The directory: a bucket's owner raises `steps` when fragments are there; nothing beyond it counts.
-        """CREATE TABLE IF NOT EXISTS bucket (
+VERSION = 2  # of the tables; older ones: see `_migrate`
+SCHEMA = (  # {compression} is the address's
+    "CREATE TABLE IF NOT EXISTS game (name text PRIMARY KEY, spec text)",
+    # The directory: a bucket's owner raises `steps` when fragments are there; nothing beyond it counts.
+    """CREATE TABLE IF NOT EXISTS bucket (
         game text, bucket int, day int, owner uuid, steps bigint, fragments int, bytes bigint, sealed boolean,
         PRIMARY KEY (game, bucket))""",
-        # Fragments, some in a row: Cassandra's work is by the row more than by the byte.
-        """CREATE TABLE IF NOT EXISTS block (
+    # Fragments, some in a row: Cassandra's work is by the row more than by the byte.
+    """CREATE TABLE IF NOT EXISTS block (
         game text, day int, bucket int, place bigint, body blob, PRIMARY KEY ((game, day, bucket), place))
         WITH compression = {{'class': '{compression}'}}""",
-        # What a commit held, without the columns: a row per commit.
-        """CREATE TABLE IF NOT EXISTS record (
+    # What a commit held, without the columns: a row per commit.
+    """CREATE TABLE IF NOT EXISTS record (
         game text, day int, bucket int, place bigint, time double, parts blob,
         PRIMARY KEY ((game, day, bucket), place)) WITH compression = {{'class': '{compression}'}}""",
-        # latest: of each writer that claimed anything in the shard, the newest of its rows.
-        """CREATE TABLE IF NOT EXISTS claim (
+    # latest: of each writer that claimed anything in the shard, the newest of its rows.
+    """CREATE TABLE IF NOT EXISTS claim (
         shard bigint, writer bigint, seq int, latest map<bigint, int> STATIC, game text, bucket int, claims blob,
         PRIMARY KEY (shard, writer, seq))""",
-        """CREATE TABLE IF NOT EXISTS merge (
+    """CREATE TABLE IF NOT EXISTS merge (
         game text, epoch int, at bigint, entry blob, PRIMARY KEY ((game, epoch), at))""",
-        "CREATE TABLE IF NOT EXISTS erasure (game text PRIMARY KEY, mark uuid)",
-        "CREATE TABLE IF NOT EXISTS lock (name text PRIMARY KEY, owner uuid)",
-        """CREATE TABLE IF NOT EXISTS quarantine (
+    "CREATE TABLE IF NOT EXISTS erasure (game text PRIMARY KEY, mark uuid)",
+    "CREATE TABLE IF NOT EXISTS lock (name text PRIMARY KEY, owner uuid)",
+    """CREATE TABLE IF NOT EXISTS quarantine (
         game text, writer uuid, slot int, time double, player text, id text, reason text,
         PRIMARY KEY (game, writer, slot)) WITH default_time_to_live = 2592000""",
-        "CREATE TABLE IF NOT EXISTS rejected (game text, writer uuid, count bigint, PRIMARY KEY (game, writer))",
-    ),
+    "CREATE TABLE IF NOT EXISTS rejected (game text, writer uuid, count bigint, PRIMARY KEY (game, writer))",
 )
 TABLES = ("game", "bucket", "block", "record", "claim", "merge", "erasure", "lock", "quarantine", "rejected")
 
@@ -297,8 +296,8 @@ class Keyspace:
 
     def _require_tables(self) -> None:
         found = _version(self._session, self.address)
-        if found < len(MIGRATIONS):
-            what = "has no store yet" if found == 0 else f"has a store of version {found}, we need {len(MIGRATIONS)}"
+        if found < VERSION:
+            what = "has no store yet" if found == 0 else f"has a store of version {found}, we need {VERSION}"
             raise InputError(f"{self.address} {what}: run `sparring store init {self.address}`")
 
     @property
@@ -373,10 +372,8 @@ def _version(session: Any, address: Address) -> int:
         raise InputError(f"the keyspace {address.keyspace} belongs to another program: name another one")
     row = session.execute(f"SELECT version FROM {address.keyspace}.version WHERE key = 'store'").one()
     version: int = row[0] if row else 0
-    if version > len(MIGRATIONS):
-        raise InputError(
-            f"{address} has a store of version {version}, this Sparring knows {len(MIGRATIONS)}: update it"
-        )
+    if version > VERSION:
+        raise InputError(f"{address} has a store of version {version}, this Sparring knows {VERSION}: update it")
     return version
 
 
@@ -416,16 +413,34 @@ def _migrate(session: Any, address: Address, nodes: int) -> str:
         session.execute(f"ALTER KEYSPACE {name} WITH replication = {replication}", timeout=60.0)
     session.set_keyspace(name)
     session.execute("CREATE TABLE IF NOT EXISTS version (key text PRIMARY KEY, version int)", timeout=60.0)
-    for number, statements in enumerate(MIGRATIONS[found:], found + 1):
-        for cql in statements:
-            session.execute(cql.format(compression=COMPRESSIONS[address.compression]), timeout=60.0)
-        session.execute("INSERT INTO version (key, version) VALUES ('store', %s)", (number,))
+    for cql in SCHEMA if found < VERSION else ():
+        session.execute(cql.format(compression=COMPRESSIONS[address.compression]), timeout=60.0)
+    if found == 1:
+        _make_blocks(session, ConsistencyLevel.name_to_value[address.consistency])
+    session.execute("INSERT INTO version (key, version) VALUES ('store', %s)", (VERSION,))
     copies = ", ".join(f"{key} {value}" for key, value in replication.items() if key != "class")
     if found == 0:
         return f"made the store {address} ({copies.replace('replication_factor', 'copies:')})"
     changed = (
         f"; copies: {copies.replace('replication_factor ', '')}, run `nodetool repair`" if address.replication else ""
     )
-    if found < len(MIGRATIONS):
-        return f"brought the store {address} from version {found} to {len(MIGRATIONS)}{changed}"
+    if found < VERSION:
+        return f"brought the store {address} from version {found} to {VERSION}{changed}"
     return f"the store {address} is up to date (version {found}){changed}"
+
+
+def _make_blocks(session: Any, consistency: int) -> None:
+    """Version 1 had a row per fragment; a block of one is as good. Nobody may write meanwhile; again is fine."""
+    from sparring.store.buckets import encode_block  # it imports us
+
+    if not session.cluster.metadata.keyspaces[session.keyspace].tables.get("fragment"):
+        return  # done before, but for the version's number
+    select = SimpleStatement(
+        "SELECT game, day, bucket, place, body FROM fragment", consistency_level=consistency, fetch_size=200
+    )
+    put = session.prepare(STATEMENTS["put"])
+    put.consistency_level = consistency
+    rows = session.execute(select, timeout=60.0)
+    blocks = ((*key, place, encode_block([place], [body])) for *key, place, body in rows)
+    execute_concurrent_with_args(session, put, blocks, concurrency=32)
+    session.execute("DROP TABLE fragment", timeout=60.0)
