@@ -1,6 +1,7 @@
 """A Cassandra keyspace: its address, its tables and their migrations, and the connection with what callers are told
 when it fails. `cassandra` says what the tables mean."""
 
+import itertools
 import os
 import re
 import ssl
@@ -440,7 +441,8 @@ def _make_blocks(session: Any, consistency: int) -> None:
     )
     put = session.prepare(STATEMENTS["put"])
     put.consistency_level = consistency
-    rows = session.execute(select, timeout=60.0)
-    blocks = ((*key, place, encode_block([place], [body])) for *key, place, body in rows)
-    execute_concurrent_with_args(session, put, blocks, concurrency=32)
+    rows = iter(session.execute(select, timeout=60.0))
+    while some := list(itertools.islice(rows, 1000)):
+        blocks = [(*key, place, encode_block([place], [body])) for *key, place, body in some]
+        execute_concurrent_with_args(session, put, blocks, concurrency=32)
     session.execute("DROP TABLE fragment", timeout=60.0)
