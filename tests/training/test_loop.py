@@ -58,7 +58,7 @@ def test_a_run_directory_has_everything(tmp_path):
     assert [path.name for path in run.checkpoints()] == ["00000002", "00000004"]
     resolved = run.experiment
     assert resolved.algorithm["lr"] == 1e-3  # what was not said is said now
-    assert resolved.algorithm["layers"] == [{"layer": "dense", "units": 16, "activation": "relu"}]
+    assert resolved.algorithm["layers"] == [{"layer": "dense", "units": 16, "activation": "relu", "norm": False}]
     assert (run.path / "policy.onnx").stat().st_size > 500
     assert run.policy().game.name == "CartPole-v1"
     assert list_runs(tmp_path)[0].path == run.path

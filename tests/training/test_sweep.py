@@ -386,32 +386,39 @@ def test_a_population_is_killed_and_resumed(logs, tmp_path):
     """The values that a trial took over are those with which it goes on, from its own last checkpoint."""
     out = tmp_path / "population"
     changes = {"algorithm__exploration_final": "{uniform: [0, 1]}", "checkpoint": "{every: 1}"}
-    changes |= {"stop": "{iterations: 16}", "tune": "{samples: 3, scheduler: pbt, grace: 2}", "resources__cpus": 3}
+    changes |= {"stop": "{iterations: 30}", "tune": "{samples: 3, scheduler: pbt, grace: 2}", "resources__cpus": 3}
     journal = out / "journal.jsonl"
 
     first = start(write(out, **changes), "--out", out)
-    await_(lambda: (journal.exists() and '"copied"' in journal.read_text()) or first.poll() is not None, 120)
+    saved = out / "trials"
+
+    def under_way() -> bool:
+        """All three have a checkpoint, and one has been copied."""
+        begun = len({path.parts[-3] for path in saved.glob("*/checkpoints/*")}) == 3
+        return begun and journal.exists() and '"copied"' in journal.read_text()
+
+    await_(lambda: under_way() or first.poll() is not None, 120)
     assert first.poll() is None, first.communicate()[0]
     first.kill()
     first.communicate()
     copied = [json.loads(line) for line in journal.read_text().splitlines() if '"copied"' in line]
-    left = {trial.number: Run(out / "trials" / f"{trial.number:03d}") for trial in Journal(out, "m").left()}
-    assert len(left) == 3
-    reached = {number: int(run.checkpoints()[-1].name) for number, run in left.items()}
-    values = {number: run.experiment.algorithm["exploration_final"] for number, run in left.items()}
+    assert Journal(out, "m").left()
+    runs = {number: Run(saved / f"{number:03d}") for number in range(3)}
+    reached = {number: int(run.checkpoints()[-1].name) for number, run in runs.items()}
+    values = {number: run.experiment.algorithm["exploration_final"] for number, run in runs.items()}
     assert values[copied[-1]["number"]] == copied[-1]["values"]["algorithm.exploration_final"]
 
     second = start(out, "--resume")
     said = second.communicate(timeout=200)[0]
     assert second.returncode == 0, said
     trials = list(Journal(out, "episode/return_recent").trials.values())
-    assert [(trial.state, trial.iterations) for trial in trials] == [("done", 16)] * 3
+    assert [(trial.state, trial.iterations) for trial in trials] == [("done", 30)] * 3
     for trial in trials:
         run = Run(out / "trials" / f"{trial.number:03d}")
         assert run.experiment.algorithm["exploration_final"] == randomness(trial)
         iterations = [row["iteration"] for row in run.rows()]
         assert reached[trial.number] in iterations
-        assert iterations[-1] == 16
+        assert iterations[-1] == 30
 
 
 def test_the_command_line_tells_mistakes(tmp_path):
