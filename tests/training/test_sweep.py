@@ -412,13 +412,12 @@ def test_a_population_is_killed_and_resumed(logs, tmp_path):
     said = second.communicate(timeout=200)[0]
     assert second.returncode == 0, said
     trials = list(Journal(out, "episode/return_recent").trials.values())
-    assert [(trial.state, trial.iterations) for trial in trials] == [("done", 30)] * 3
+    assert [trial.state for trial in trials] == ["done"] * 3
     for trial in trials:
         run = Run(out / "trials" / f"{trial.number:03d}")
         assert run.experiment.algorithm["exploration_final"] == randomness(trial)
-        iterations = [row["iteration"] for row in run.rows()]
-        assert reached[trial.number] in iterations
-        assert iterations[-1] == 30
+        assert reached[trial.number] in [row["iteration"] for row in run.rows()]
+        assert int(run.checkpoints()[-1].name) == 30  # its own, or that of one who had come to the end
 
 
 def test_the_command_line_tells_mistakes(tmp_path):
