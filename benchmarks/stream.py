@@ -256,6 +256,12 @@ def _cpu(process: psutil.Process) -> float:
     return float(times.user + times.system)
 
 
+def settle() -> None:
+    """Until Cassandra has flushed and compacted what the one before wrote, which the next would pay for."""
+    node = next(child for child in psutil.Process().children() if child.name() == "java")
+    _until(lambda: node.cpu_percent(1.0) < 15, 120)
+
+
 def _until(condition: Any, seconds: float = 600.0) -> None:
     deadline = time.monotonic() + seconds
     while not condition():
@@ -311,17 +317,22 @@ def measure(case: str, rounds: int, folder: Path, node: Any, server: Any) -> lis
         )
         for _ in range(rounds):
             work, steps = fragments(game, count), count * STEPS
-            bodies, before = encoded(work), cpu(path)
+            bodies = encoded(work)
+            settle()
+            before = cpu(path)
             found = {"driver": steps / driver(session, bodies, *best)}
             del bodies
             spent = {part: now - before[part] for part, now in cpu(path).items()}
             found["(b)"] = spent["producer"] + spent["Cassandra"]  # this process is the driver's
+            settle()
             before = cpu(path)
             seconds = ours(streams[0], status, work, game)
             spent = {part: now - before[part] for part, now in cpu(path).items()}
             found |= {"ours": steps / seconds, "idle": 2 * seconds - sum(spent.values()), **spent}
             found["stream"] = steps / stream_alone(server.stream(SHARDS), fragments(game, count), game)
+            settle()
             found["alone"] = steps / alone(address, fragments(game, count))
+            settle()
             found["rows"] = ROWS / rows_in(streams[1], rows_dir / "done", fragments(game, ROWS // STEPS), game)
             found |= {"rows per batch": best[0], "on their way": best[1]}
             print(case, {name: round(value) for name, value in found.items()}, file=sys.stderr, flush=True)
