@@ -103,7 +103,7 @@ def rllib(workers: int) -> dict[str, float]:
     since, sampled = time.perf_counter(), 0
     for _ in range(ITERATIONS):
         episodes = synchronous_parallel_sample(
-            worker_set=algo.env_runner_group, max_env_steps=steps, sample_timeout_s=600
+            worker_set=algo.env_runner_group, max_env_steps=steps, sample_timeout_s=600, _uses_new_env_runners=True
         )
         sampled += sum(len(episode) for episode in episodes)
     rate = sampled / (time.perf_counter() - since)
