@@ -43,8 +43,8 @@ EKS_HOUR, BALANCER_HOUR = 0.10, 0.0225
 SMALL, MIDDLE = ("t3.large", 0.0832), ("m6i.xlarge", 0.192)
 NODE, LEARNER, CASSANDRA = ("m6i.large", 0.096), ("c6i.2xlarge", 0.34), ("m6i.xlarge", 0.192)
 
-# What machines do, from docs/benchmarks.md, on 2 cores; then halved. Spark (6 s) and Cassandra (5 s) by the CPU time that
-# they took for 96 MB of the path over a stream.
+# What machines do, from docs/benchmarks.md, on 2 cores; then halved. Spark (6 s) and Cassandra (5 s) by the CPU time
+# that they took for 96 MB of the path over a stream.
 GATEWAY_MB = 145 / 2  # MB/s a gateway process takes in (573,211 steps/s of 44 floats)
 GATEWAY_UPLOADS = 1000  # per second: assumed, not measured. Players upload one fragment at a time
 SPARK_MB = 32 / 2  # MB/s through Spark on 2 cores
