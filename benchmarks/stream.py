@@ -46,7 +46,7 @@ CASES = {
 }
 STEPS, PLAYERS, SHARDS = 100, 100, 2
 ROWS = 20_000  # steps of the pipeline to compare with: it is slow
-SETTINGS = ((50, 8), (100, 8), (100, 16), (20, 32))  # rows per batch, batches on their way
+SETTINGS = ((50, 8), (100, 8), (100, 16), (20, 32), (10, 16))  # rows per batch, batches on their way
 
 
 def fragments(game: Game, count: int) -> list[Fragment]:
@@ -86,8 +86,9 @@ def ours(stream: Kinesis, status: Path, work: list[Fragment], game: Game) -> flo
 def put(stream: Kinesis, work: list[Fragment], game: Game) -> None:
     producer = Producer(stream)
     chunks = [work[i : i + 50] for i in range(0, len(work), 50)]
-    waiting = [producer.submit(game, chunk) for chunk in chunks[:200]]
-    for i, chunk in enumerate(chunks[200:]):
+    ahead = max(8, (24 << 20) // (50 * len(work[0].obs)))  # less than the producer lets wait
+    waiting = [producer.submit(game, chunk) for chunk in chunks[:ahead]]
+    for i, chunk in enumerate(chunks[ahead:]):
         waiting[i].result()
         waiting.append(producer.submit(game, chunk))
     for future in waiting:
@@ -322,7 +323,7 @@ def measure(case: str, rounds: int, folder: Path, node: Any, server: Any) -> lis
     with job(status, *ingest) as path, job(rows_dir / "done", *rows), node.session("bench") as session:
         ours(streams[0], status, fragments(game, count // 2), game)
         rows_in(streams[1], rows_dir / "done", fragments(game, 10), game)
-        best = min(SETTINGS, key=lambda s: tried(session, encoded(fragments(game, count // 4)), *s))
+        best = min(SETTINGS, key=lambda s: tried(session, encoded(fragments(game, count)), *s))
         for _ in range(rounds):
             work, steps = fragments(game, count), count * STEPS
             bodies = encoded(work)
