@@ -5,6 +5,7 @@ Nothing here trusts its input: sizes are bounded before memory is taken, and eve
 
 import time
 import zlib
+from collections.abc import Sequence
 from types import ModuleType
 from typing import Any
 
@@ -20,7 +21,7 @@ try:  # the same bytes, made ten times as fast
 except ImportError:  # a game that only plays goes without
     gzip = zlib
 
-__all__ = ["JsonFragment", "TooLarge", "compress", "decode", "decode_json", "decompress", "encode"]
+__all__ = ["JsonFragment", "TooLarge", "array", "compress", "decode", "decode_json", "decompress", "encode"]
 
 NUMBER = Box(())  # rewards and log-probabilities: one float32 a step
 _encoder = msgspec.msgpack.Encoder()
@@ -99,6 +100,11 @@ def _from_rows(row: JsonFragment, game: Game) -> Fragment | str:
         version=row.version,
     )
     return msgspec.structs.replace(fragment, schema=row.schema)
+
+
+def array(encoded: Sequence[bytes | memoryview]) -> bytes:
+    """A MessagePack array of values that are encoded already, each for itself."""
+    return b"".join([b"\xdd", len(encoded).to_bytes(4, "big"), *encoded])  # 0xdd: its length in 4 bytes
 
 
 def compress(body: bytes) -> bytes:

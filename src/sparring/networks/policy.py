@@ -192,9 +192,9 @@ class Policy:
 
     def _unsquashed(self, out: Array, noise: Array) -> tuple[Array, Array]:
         """What the tanh is taken of, and the logarithm of its deviation."""
-        mean, log_std = np.split(out, 2, -1)
-        log_std = _clip(log_std, *LOG_STD_RANGE)
-        return mean + np.exp(log_std) * noise, log_std
+        size = len(self.scaling.low)
+        log_std = _clip(out[:, size:], *LOG_STD_RANGE)
+        return out[:, :size] + np.exp(log_std) * noise, log_std
 
     def _log_std(self, out: Array) -> Array:
         """A Gaussian head's: of all observations, or of each."""

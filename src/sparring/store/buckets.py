@@ -34,7 +34,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from sparring.errors import InputError, SparringError
-from sparring.experience import Fragment
+from sparring.experience import Fragment, wire
 from sparring.games import Game
 from sparring.store import arrival
 from sparring.store.arrival import Submission, encoder
@@ -112,8 +112,7 @@ decode_claims = msgspec.msgpack.Decoder(tuple[list[bytes], list[int]]).decode
 
 def encode_block(places: Sequence[int], bodies: Sequence[bytes | memoryview]) -> bytes:
     """From fragments that are encoded already, each for itself."""
-    head = b"\x92", encode_places(places)  # 0x92: an array of two
-    return b"".join([*head, b"\xdd", len(bodies).to_bytes(4, "big"), *bodies])  # 0xdd: its length in 4 bytes
+    return b"\x92" + encode_places(places) + wire.array(bodies)  # 0x92: an array of two
 
 
 def fragment_at(body: bytes, place: int) -> Fragment | None:

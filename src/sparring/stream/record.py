@@ -27,7 +27,7 @@ def declaration(game: Game) -> bytes:
 
 def encode(declarations: Iterable[bytes], fragments: Sequence[bytes], compress: bool = False) -> bytes:
     """From declarations and fragments that are encoded already, each for itself."""
-    body = b"".join([b"\xdd", len(fragments).to_bytes(4, "big"), *fragments])  # 0xdd: an array, its length in 4 bytes
+    body = wire.array(fragments)
     if compress:
         body = wire.compress(body)
     return b"[" + b",".join(declarations) + b"]\n" + body
