@@ -5,8 +5,11 @@
 
 A rate is steps of the game per second of wall clock after the first iteration, so without imports and compilation;
 those are the task `start`. Peers get the better of one and two threads, found before the rounds; tables show medians
-over rounds, ratios are medians of each round's ratio. "sparring overlap" plays the next batch while this one is
-learned (`rollout.overlap`). The machine should do nothing else.
+over rounds, ratios are medians of each round's ratio. The machine should do nothing else.
+
+"sparring" steps HumanoidBullet in its own way (sparring/games/bullet.py: the same numbers, fewer calls), "plain" as
+the package does and as peers do; "overlap" plays the next batch while this one is learned (`rollout.overlap`);
+"bfloat16" is `precision: bfloat16`; "ray" is `runner: ray`. "raw" are two processes that step with random actions.
 """
 
 import argparse
@@ -22,13 +25,25 @@ from pathlib import Path
 from typing import Any
 
 HUMANOID, CARTPOLE = "HumanoidBulletEnv-v0", "CartPole-v1"
+PLAIN = "plain_humanoid:PlainHumanoid-v0"
 WIDE, NARROW = [256, 256], [64, 64]
 PPO_HUMANOID = {"steps": 4000, "minibatch": 250, "epochs": 10}
 PPO_CARTPOLE = {"steps": 2048, "minibatch": 64, "epochs": 10}
 TASKS = {
-    "ppo-humanoid": ("raw", "sparring", "sparring overlap", "sparring ray", "sb3", "sbx", "rllib"),
-    "sac-humanoid": ("sparring", "sb3", "sbx"),
-    "td3-humanoid": ("sparring", "sb3", "sbx"),
+    "ppo-humanoid": (
+        "raw",
+        "raw plain",
+        "sparring",
+        "sparring plain",
+        "sparring overlap",
+        "sparring plain overlap",
+        "sparring ray",
+        "sb3",
+        "sbx",
+        "rllib",
+    ),
+    "sac-humanoid": ("sparring", "sparring plain", "sparring bfloat16", "sb3", "sbx"),
+    "td3-humanoid": ("sparring", "sparring plain", "sparring bfloat16", "sb3", "sbx"),
     "ppo-cartpole": ("sparring", "sb3", "sbx"),
     "dqn-cartpole": ("sparring", "sb3", "sbx"),
     "start": ("sparring", "sparring again", "sparring ray", "sb3", "sbx", "rllib", "rllib ray"),
@@ -39,7 +54,7 @@ OFF_POLICY_STARTS, OFF_POLICY_WARM, OFF_POLICY_STEPS = 500, 800, 2_000
 # Children: one contender, one task; print one line of JSON
 
 
-def sparring(task: str, runner: str = "local", overlap: bool = False) -> dict[str, float]:
+def sparring(task: str, options: list[str]) -> dict[str, float]:
     from sparring.training.experiment import Experiment
     from sparring.training.loop import train
 
@@ -54,7 +69,7 @@ def sparring(task: str, runner: str = "local", overlap: bool = False) -> dict[st
     asked: dict[str, Any] = {
         "ppo-humanoid": {
             "algorithm": PPO_HUMANOID | {"layers": layers(WIDE, "tanh")},
-            "rollout": {"workers": 2, "overlap": overlap},
+            "rollout": {"workers": 2, "overlap": "overlap" in options},
             "stop": {"iterations": 5},
         },
         "sac-humanoid": {"algorithm": off_policy, "rollout": {"workers": 1}, "stop": {"steps": OFF_POLICY_STEPS}},
@@ -72,8 +87,10 @@ def sparring(task: str, runner: str = "local", overlap: bool = False) -> dict[st
         },
     }[task]
     asked["algorithm"]["name"] = algorithm
-    asked |= {"game": HUMANOID if game == "humanoid" else CARTPOLE, "checkpoint": {"every": 0}}
-    asked["runner"] = runner
+    humanoid = PLAIN if "plain" in options else HUMANOID
+    asked |= {"game": humanoid if game == "humanoid" else CARTPOLE, "checkpoint": {"every": 0}}
+    asked["runner"] = "ray" if "ray" in options else "local"
+    asked["precision"] = "bfloat16" if "bfloat16" in options else "float32"
     if algorithm in ("sac", "td3"):
         asked["iteration"] = OFF_POLICY_WARM // 2
     with tempfile.TemporaryDirectory() as folder:
@@ -84,11 +101,7 @@ def sparring(task: str, runner: str = "local", overlap: bool = False) -> dict[st
     return {"rate": (rows[-1]["steps"] - rows[skipped - 1]["steps"]) / took, "sampling": share}
 
 
-def sparring_ray(task: str) -> dict[str, float]:
-    return sparring(task, "ray")
-
-
-def sb3(task: str, jax: bool = False) -> dict[str, float]:
+def sb3(task: str, options: list[str], jax: bool = False) -> dict[str, float]:
     if jax:
         import sbx as library
     else:
@@ -141,8 +154,8 @@ def sb3(task: str, jax: bool = False) -> dict[str, float]:
     return {"rate": (marks[-1][0] - steps) / (marks[-1][1] - since)}
 
 
-def sbx(task: str) -> dict[str, float]:
-    return sb3(task, jax=True)
+def sbx(task: str, options: list[str]) -> dict[str, float]:
+    return sb3(task, options, jax=True)
 
 
 def humanoid(*_: Any, **__: Any) -> Any:
@@ -152,7 +165,7 @@ def humanoid(*_: Any, **__: Any) -> Any:
     return gymnasium.make(HUMANOID)
 
 
-def rllib(task: str) -> dict[str, float]:
+def rllib(task: str, options: list[str]) -> dict[str, float]:
     import logging
 
     import ray
@@ -181,11 +194,10 @@ def rllib(task: str) -> dict[str, float]:
     return {"rate": rate}
 
 
-def raw(task: str) -> dict[str, float]:
-    """Two processes that step the game with random actions and nothing else."""
+def raw(task: str, options: list[str]) -> dict[str, float]:
     from rollout import raw as measure
 
-    return {"rate": measure(HUMANOID, 2, 8.0)}
+    return {"rate": measure(PLAIN if "plain" in options else HUMANOID, 2, 8.0)}
 
 
 # The first iteration, from the command's beginning: as small as it can be, so that it is imports and compilation
@@ -228,7 +240,8 @@ def measure(who: str, task: str, threads: int, options: argparse.Namespace) -> d
     ours = who.split()[0] in ("raw", "sparring")
     python = sys.executable if ours else options.peers
     one = {"OMP_NUM_THREADS": str(threads), "NPROC": str(threads), "MKL_NUM_THREADS": str(threads)}
-    environment = dict(os.environ) if ours else os.environ | one
+    here = {"PYTHONPATH": str(Path(__file__).parent)}  # of plain_humanoid
+    environment = os.environ | (here if ours else one)
     if task == "start":
         environment["XDG_CACHE_HOME"] = options.cache
     began = time.perf_counter()
@@ -300,10 +313,8 @@ def main() -> None:
     options = parser.parse_args()
     if options.child:
         who, task = options.child
-        contenders: dict[str, Callable[[str], dict[str, float]]] = {
+        kinds: dict[str, Callable[[str, list[str]], dict[str, float]]] = {
             "sparring": sparring,
-            "sparring overlap": lambda task: sparring(task, overlap=True),
-            "sparring ray": sparring_ray,
             "sb3": sb3,
             "sbx": sbx,
             "rllib": rllib,
@@ -312,7 +323,8 @@ def main() -> None:
         if task == "start":
             start(who)
         else:
-            print(json.dumps(contenders[who](task)), flush=True)
+            kind, *words = who.split()
+            print(json.dumps(kinds[kind](task, words)), flush=True)
         return
     for task in options.tasks or TASKS:
         compare_start(options) if task == "start" else compare(task, options)

@@ -74,6 +74,14 @@ def test_learns_to_reach(name: str) -> None:
     assert learning.score() > -0.03
 
 
+def test_learns_in_bfloat16() -> None:
+    wide = [{"layer": "dense", "units": 128}] * 2  # narrower layers are not touched
+    with jax.default_matmul_precision("bfloat16"):
+        learning = Learning(make("sac", BOX, layers=wide, critic_layers=wide))
+        learning.online(16)
+        assert learning.score() > -0.03
+
+
 @pytest.mark.parametrize("game", [DISCRETE, CHOICES, BOX], ids=lambda g: g.name)
 def test_bc_imitates(game: Game) -> None:
     """Players who do the right thing seven times in ten: the usual is right, and what varies varies as theirs did."""

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from sparring.games import Box, Discrete, Game
-from sparring.networks.functions import convolve, dense, torso
+from sparring.networks.functions import convolve, dense, product, torso
 from sparring.networks.policy import Policy
 from sparring.networks.spec import Categorical, Dense
 
@@ -59,3 +59,27 @@ def test_learners_see_what_actors_see(random_policy: Callable[..., Policy]) -> N
     np.testing.assert_allclose(dense(policy.params, "head", hidden), policy.outputs(obs), rtol=1e-4, atol=1e-5)
     plain = tuple(Dense(layer.units, layer.activation) for layer in layers)
     assert not np.allclose(torso(plain, policy.params, jnp.asarray(obs)), hidden, atol=0.1)
+
+
+def test_products_in_bfloat16() -> None:
+    rng = np.random.default_rng(0)
+    for width, exact in ((64, True), (256, False)):
+        x, w = rng.standard_normal((32, width), np.float32), rng.standard_normal((width, 256), np.float32)
+        change = jnp.asarray(rng.standard_normal((32, 256), np.float32))
+
+        def both(x: np.ndarray, w: np.ndarray, change: jax.Array = change) -> list[np.ndarray]:
+            out, pull = jax.vjp(jax.jit(product), jnp.asarray(x), jnp.asarray(w))
+            return [np.asarray(array) for array in (out, *pull(change))]
+
+        expected = both(x, w)
+        with jax.default_matmul_precision("bfloat16"):
+            found = both(x, w)
+        for ours, theirs in zip(found, expected, strict=True):
+            assert ours.dtype == np.float32
+            np.testing.assert_allclose(ours, theirs, atol=0.02 * np.abs(theirs).max())
+        if exact:
+            assert all(np.array_equal(ours, theirs) for ours, theirs in zip(found, expected, strict=True))
+        else:  # with 8 bits of precision something must differ, and the weights' gradient is exact
+            assert not np.array_equal(found[0], expected[0])
+            assert not np.array_equal(found[1], expected[1])
+            assert np.array_equal(found[2], expected[2])

@@ -68,6 +68,7 @@ CASES = {
     "dqn, native vector game": {},
     "dqn, one environment": {"rollout": Rollout(envs=1, steps=8)},
     "sac": {"game": "Pendulum-v1", "algorithm": SAC, "rollout": Rollout(envs=2, steps=8)},
+    "dqn, bfloat16": {"algorithm": DQN | {"layers": [{"layer": "dense", "units": 128}] * 2}, "precision": "bfloat16"},
     "ppo": {"algorithm": PPO, "rollout": Rollout(envs=4)},
     "ppo, separate games": {"game": "Acrobot-v1", "algorithm": PPO, "rollout": Rollout(envs=2)},
 }
@@ -82,6 +83,19 @@ def test_resuming_is_bit_identical(tmp_path, case):
     loop.train(experiment(tmp_path / "parts", stop=Stop(iterations=3), **changes))
     loop.resume(tmp_path / "parts", ["stop.iterations=4"])
     assert_same(tmp_path / "whole", tmp_path / "parts")
+
+
+def test_precision_is_of_one_run(tmp_path):
+    """It is the process's setting: a run leaves none behind for the next."""
+    wide = {"algorithm": DQN | {"layers": [{"layer": "dense", "units": 128}] * 2}, "stop": Stop(iterations=1)}
+    runs = [
+        loop.train(experiment(tmp_path / str(i), precision=precision, **wide))
+        for i, precision in enumerate(("float32", "bfloat16", "float32"))
+    ]
+    first, half, again = (run.policy().params for run in runs)
+    assert not np.array_equal(first["torso.1.w"], half["torso.1.w"])
+    np.testing.assert_allclose(first["torso.1.w"], half["torso.1.w"], atol=0.05)
+    assert all(np.array_equal(first[name], again[name]) for name in first)
 
 
 def assert_same(one: Path, other: Path) -> None:

@@ -3,6 +3,7 @@
 import importlib
 import math
 import re
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -53,7 +54,12 @@ def make(env_id: str, **options: Any) -> Any:
             from sparring.games.atari import Atari
 
             return Atari(env_id, **options)
-        return gymnasium.make(env_id, **options)
+        env = gymnasium.make(env_id, **options)
+        if "pybullet_envs_gymnasium" in sys.modules:
+            from sparring.games.bullet import quicken
+
+            return quicken(env)
+        return env
     except (gymnasium.error.Error, ImportError) as error:  # ImportError: a game whose own needs are not installed
         raise InputError(f"cannot make the game {env_id!r}: {error}") from error
 

@@ -76,6 +76,7 @@ class Experiment(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     rollout: Rollout = Rollout()
     runner: Literal["local", "ray"] = "local"  # who runs rollout workers: this machine, or a Ray cluster
     resources: Resources = Resources()
+    precision: Literal["float32", "bfloat16"] = "float32"  # of wide layers' products while learning; sums are float32
     iteration: Positive = 1000  # off-policy: steps of experience (offline: updates) per row of metrics
     stop: Stop = Stop()
     evaluation: Evaluation = Evaluation()

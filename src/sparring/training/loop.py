@@ -25,7 +25,7 @@ from sparring.training.offline import Offline
 from sparring.training.run import NO_POLICY, Run, is_run, new_directory
 from sparring.training.trainee import OffPolicy, OnPolicy, Trainee
 from sparring.training.view import Silent, View
-from sparring.training.xla import use_compilation_cache, use_threads
+from sparring.training.xla import use_compilation_cache, use_precision, use_threads
 
 if TYPE_CHECKING:
     from sparring.training.rllib.trainee import Bridge
@@ -123,6 +123,7 @@ def create_trainee(experiment: Experiment, game: Game, logs: Path) -> "Trainee |
     if experiment.is_rllib:
         return load_bridge().Bridge(experiment, game)
     use_compilation_cache()
+    use_precision(experiment.precision)
     algorithm = create_algorithm(experiment, game)
     use_threads(algorithm)
     if experiment.source == "store":

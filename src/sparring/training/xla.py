@@ -9,7 +9,7 @@ import jax
 
 from sparring.networks.spec import torso_shapes
 
-__all__ = ["use_compilation_cache", "use_threads"]
+__all__ = ["use_compilation_cache", "use_precision", "use_threads"]
 
 SMALL = 8e6  # multiplications of a layer for one batch below which a second thread only costs
 
@@ -20,6 +20,11 @@ def use_compilation_cache() -> None:
         cache = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "sparring" / "jax"
         jax.config.update("jax_compilation_cache_dir", str(cache))  # type: ignore[no-untyped-call]
         jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)  # type: ignore[no-untyped-call]
+
+
+def use_precision(precision: str) -> None:
+    """See `networks.functions.product`. On GPUs and TPUs JAX has its own ways to be quick with float32."""
+    jax.config.update("jax_default_matmul_precision", None if precision == "float32" else precision)  # type: ignore[no-untyped-call]
 
 
 def use_threads(algorithm: Any) -> None:
