@@ -73,8 +73,8 @@ def _join(x: jax.Array, extra: jax.Array | None) -> jax.Array:
 
 
 def product(x: jax.Array, w: jax.Array) -> jax.Array:
-    """x @ w, in bfloat16 summed in float32 where JAX is told so and it pays: not for narrow inputs, nor for heads, whose
-    digits count. XLA for CPUs does not look at that setting, though CPUs with AMX multiply bfloat16 three times as fast.
+    """x @ w, in bfloat16 summed in float32 where JAX is told so and it pays: not for narrow inputs, nor for heads,
+    whose digits count. XLA for CPUs does not look at that setting, though AMX multiplies bfloat16 three times as fast.
     """
     if jax.config.jax_default_matmul_precision != "bfloat16" or len(w) < WIDE:  # type: ignore[attr-defined]
         return x @ w
