@@ -2,12 +2,15 @@
 
     python benchmarks/rollout.py [GAME] [--workers 2] [--seconds 20] [--iterations 8] [--rounds 3]
 
+GAME is HumanoidBulletEnv-v0; `plain_humanoid:PlainHumanoid-v0` is the same as its package steps it.
+
 Raw: so many independent processes that step the game with random actions and nothing else. Sampling: our rollout
 workers with a 256-256 policy. Training: PPO with 4000 steps per update, minibatches of 250, 10 epochs, 256-256.
 Interleaved; medians. The machine should do nothing else.
 """
 
 import argparse
+import os
 import statistics
 import subprocess
 import sys
@@ -109,6 +112,7 @@ def main() -> None:
     parser.add_argument("--iterations", type=int, default=8, help="of PPO, 4000 steps each")
     parser.add_argument("--rounds", type=int, default=3)
     args = parser.parse_args()
+    os.environ["PYTHONPATH"] = str(Path(__file__).parent)  # of plain_humanoid, for children
     contestants = {
         "raw, random actions": lambda: raw(args.game, args.workers, args.seconds),
         "sampling, 256-256 policy": lambda: sampling(args.game, args.workers, args.seconds),

@@ -125,7 +125,7 @@ def create_trainee(experiment: Experiment, game: Game, logs: Path) -> "Trainee |
     use_compilation_cache()
     use_precision(experiment.precision)
     algorithm = create_algorithm(experiment, game)
-    use_threads(algorithm)
+    use_threads(algorithm, experiment.rollout.workers if experiment.runner == "local" else 0)
     if experiment.source == "store":
         return Offline(experiment, algorithm, logs)
     if game.env is None:

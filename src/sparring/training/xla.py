@@ -27,11 +27,14 @@ def use_precision(precision: str) -> None:
     jax.config.update("jax_default_matmul_precision", None if precision == "float32" else precision)  # type: ignore[no-untyped-call]
 
 
-def use_threads(algorithm: Any) -> None:
+def use_threads(algorithm: Any, workers: int = 0) -> None:
     """One for a small network: XLA divides every matrix product among its threads, and handing over costs more than a
-    small product takes (PPO on CartPole: 66 ms per update with two threads, 32 with one). XLA reads NPROC when its CPU
-    client is made, so this comes before the first array; who sets it himself is not overruled."""
+    small product takes (PPO on CartPole: 66 ms per update with two threads, 32 with one). One as well where as many
+    workers play meanwhile as there are cores. XLA reads NPROC when its CPU client is made, so this comes before the
+    first array; who sets it himself is not overruled."""
     config = algorithm.config
+    if not algorithm.on_policy and workers >= (os.cpu_count() or 1):
+        os.environ.setdefault("NPROC", "1")
     batch = getattr(config, "minibatch", None) or config.batch
     shapes, _ = torso_shapes(algorithm.game.observation, config.layers)
     dense = all(len(shape) <= 2 for shape in shapes.values())
