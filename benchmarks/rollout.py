@@ -109,16 +109,19 @@ def main() -> None:
     parser.add_argument("game", nargs="?", default="HumanoidBulletEnv-v0")
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--seconds", type=float, default=20.0)
-    parser.add_argument("--iterations", type=int, default=8, help="of PPO, 4000 steps each")
+    parser.add_argument("--iterations", type=int, default=8, help="of PPO, 4000 steps each; 0: no PPO")
     parser.add_argument("--rounds", type=int, default=3)
     args = parser.parse_args()
     os.environ["PYTHONPATH"] = str(Path(__file__).parent)  # of plain_humanoid, for children
     contestants = {
         "raw, random actions": lambda: raw(args.game, args.workers, args.seconds),
         "sampling, 256-256 policy": lambda: sampling(args.game, args.workers, args.seconds),
-        "PPO": lambda: training(args.game, args.workers, args.iterations, False),
-        "PPO, rollout.overlap": lambda: training(args.game, args.workers, args.iterations, True),
     }
+    if args.iterations:
+        contestants |= {
+            "PPO": lambda: training(args.game, args.workers, args.iterations, False),
+            "PPO, rollout.overlap": lambda: training(args.game, args.workers, args.iterations, True),
+        }
     rates: dict[str, list[float]] = {name: [] for name in contestants}
     for _ in range(args.rounds):
         for name, measure in contestants.items():
