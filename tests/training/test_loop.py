@@ -22,6 +22,7 @@ from sparring.training.run import Run, list_runs
 
 SMALL = [{"layer": "dense", "units": 16}]
 DQN = {"name": "dqn", "layers": SMALL, "learning_starts": 64, "batch": 16, "replay": 3000}
+WIDE_DQN = DQN | {"layers": [{"layer": "dense", "units": 128}] * 2}  # wide enough for bfloat16
 PPO = {"name": "ppo", "layers": SMALL, "steps": 128, "minibatch": 32, "epochs": 2}
 SAC = {
     "name": "sac", "layers": SMALL, "critic_layers": SMALL, "learning_starts": 100, "batch": 16, "replay": 2000,
@@ -68,7 +69,7 @@ CASES = {
     "dqn, native vector game": {},
     "dqn, one environment": {"rollout": Rollout(envs=1, steps=8)},
     "sac": {"game": "Pendulum-v1", "algorithm": SAC, "rollout": Rollout(envs=2, steps=8)},
-    "dqn, bfloat16": {"algorithm": DQN | {"layers": [{"layer": "dense", "units": 128}] * 2}, "precision": "bfloat16"},
+    "dqn, bfloat16": {"algorithm": WIDE_DQN, "precision": "bfloat16"},
     "ppo": {"algorithm": PPO, "rollout": Rollout(envs=4)},
     "ppo, separate games": {"game": "Acrobot-v1", "algorithm": PPO, "rollout": Rollout(envs=2)},
 }
@@ -87,7 +88,7 @@ def test_resuming_is_bit_identical(tmp_path, case):
 
 def test_precision_is_of_one_run(tmp_path):
     """It is the process's setting: a run leaves none behind for the next."""
-    wide = {"algorithm": DQN | {"layers": [{"layer": "dense", "units": 128}] * 2}, "stop": Stop(iterations=1)}
+    wide = {"algorithm": WIDE_DQN, "stop": Stop(iterations=1)}
     runs = [
         loop.train(experiment(tmp_path / str(i), precision=precision, **wide))
         for i, precision in enumerate(("float32", "bfloat16", "float32"))

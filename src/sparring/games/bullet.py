@@ -9,8 +9,6 @@ from pybullet_envs_gymnasium import robot_locomotors
 
 __all__ = ["quicken"]
 
-FLOAT = np.float32
-
 
 class _Quick:
     """Overrides what `WalkerBase` does joint by joint and part by part."""
@@ -29,9 +27,8 @@ class _Quick:
 
     def apply_action(self: Any, a: Any) -> None:
         assert np.isfinite(a).all()
-        dtype = (
-            a.dtype if hasattr(self, "motors") else np.float64
-        )  # a humanoid's are multiplied in its action's precision
+        # The package multiplies a humanoid's in the action's precision, the others' in float64.
+        dtype = a.dtype if hasattr(self, "motors") else np.float64
         forces = (self.strength.astype(dtype) * np.clip(a, -1, 1)).tolist()
         mode = pybullet.TORQUE_CONTROL
         pybullet.setJointMotorControlArray(self.body, self.driven, mode, forces=forces, physicsClientId=self.client)
@@ -39,7 +36,7 @@ class _Quick:
     def calc_state(self: Any) -> Any:
         states = pybullet.getJointStates(self.body, self.joints, physicsClientId=self.client)
         position = 2 * (np.array([state[0] for state in states]) - self.low) / self.span - 1.0
-        joints = np.empty(2 * len(states), FLOAT)
+        joints = np.empty(2 * len(states), np.float32)
         joints[0::2], joints[1::2] = position, [0.1 * state[1] for state in states]
         self.joint_speeds = joints[1::2]
         self.joints_at_limit = np.count_nonzero(np.abs(joints[0::2]) > 0.99)
@@ -57,21 +54,20 @@ class _Quick:
         cos, sin = np.cos(-yaw), np.sin(-yaw)
         speed = np.dot(np.array([[cos, -sin, 0], [sin, cos, 0], [0, 0, 1]]), self.robot_body.speed())
         more = [self.body_xyz[2] - self.initial_z, np.sin(angle), np.cos(angle), *(0.3 * speed), roll, pitch]
-        return np.clip(np.concatenate([np.array(more, FLOAT), joints, self.feet_contact]), -5, +5)
+        return np.clip(np.concatenate([np.array(more, np.float32), joints, self.feet_contact]), -5, +5)
 
     def _places(self: Any) -> Any:
         """Where every part is, in the order of `parts`; the floor joins them after the first reset."""
         if len(self.parts) != getattr(self, "known_parts", 0):
             self.known_parts = len(self.parts)
-            links = [part for part in self.parts.values() if part.bodyPartIndex >= 0]
-            self.links = [part.bodyPartIndex for part in links]
-            self.link_rows = [i for i, part in enumerate(self.parts.values()) if part.bodyPartIndex >= 0]
+            links = {i: part.bodyPartIndex for i, part in enumerate(self.parts.values()) if part.bodyPartIndex >= 0}
+            self.link_rows, self.links = list(links), list(links.values())
+            self.bases = [(i, part) for i, part in enumerate(self.parts.values()) if i not in links]
         places = np.empty((len(self.parts), 3))
         found = pybullet.getLinkStates(self.body, self.links, physicsClientId=self.client)
         places[self.link_rows] = [state[0] for state in found]
-        for i, part in enumerate(self.parts.values()):
-            if part.bodyPartIndex < 0:
-                places[i] = self._pose(part)[0]
+        for i, part in self.bases:
+            places[i] = self._pose(part)[0]
         return places
 
     def _pose(self: Any, part: Any) -> Any:

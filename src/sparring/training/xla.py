@@ -33,10 +33,10 @@ def use_threads(algorithm: Any, workers: int = 0) -> None:
     workers play meanwhile as there are cores. XLA reads NPROC when its CPU client is made, so this comes before the
     first array; who sets it himself is not overruled."""
     config = algorithm.config
-    if not algorithm.on_policy and workers >= (os.cpu_count() or 1):
-        os.environ.setdefault("NPROC", "1")
     batch = getattr(config, "minibatch", None) or config.batch
     shapes, _ = torso_shapes(algorithm.game.observation, config.layers)
     dense = all(len(shape) <= 2 for shape in shapes.values())
-    if dense and batch * max((math.prod(shape) for shape in shapes.values()), default=0) < SMALL:
+    small = dense and batch * max((math.prod(shape) for shape in shapes.values()), default=0) < SMALL
+    crowded = not algorithm.on_policy and workers >= (os.cpu_count() or 1)
+    if small or crowded:
         os.environ.setdefault("NPROC", "1")
