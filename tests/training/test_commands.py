@@ -2,6 +2,7 @@
 
 import struct
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -12,7 +13,7 @@ from sparring.errors import InputError
 from sparring.training import commands, loop
 from sparring.training.evaluate import play
 from sparring.training.experiment import Checkpoints, Evaluation, Experiment, Rollout, Stop
-from sparring.training.plot import curve, groups
+from sparring.training.plot import curve, drawn_return, groups
 from sparring.training.run import Run
 from sparring.training.tensorboard import EventFile
 from sparring.training.view import Lines, Terminal, sparkline
@@ -113,6 +114,15 @@ def test_runs_of_one_experiment_are_one_curve(run):
     line = curve([run.rows(), other.rows()], "steps")
     assert (line.low <= line.mean).all()
     assert (line.mean <= line.high).all()
+
+
+def test_curves_of_a_figure_show_the_same_return():
+    def run(*keys):
+        return SimpleNamespace(rows=lambda: [dict.fromkeys(keys, 1.0)] * 2)
+
+    both, training = run("evaluation/return_mean", "episode/return_mean"), run("episode/return_mean")
+    assert drawn_return([both, both]) == "evaluation/return_mean"
+    assert drawn_return([both, training]) == "episode/return_mean"
 
 
 def test_the_confidence_band_is_students():

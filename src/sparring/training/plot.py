@@ -13,9 +13,10 @@ from sparring.games.spec import Array
 from sparring.training.metrics import PHASES, Row
 from sparring.training.run import Run
 
-__all__ = ["Curve", "curve", "groups", "plot"]
+__all__ = ["Curve", "curve", "drawn_return", "groups", "plot"]
 
 POINTS = 200
+EVALUATED, PLAYED = "evaluation/return_mean", "episode/return_mean"
 T_95 = (12.71, 4.30, 3.18, 2.78, 2.57, 2.45, 2.36, 2.31, 2.26)  # Student's t, two-sided 95 %, for 1 … 9 degrees
 
 
@@ -35,15 +36,15 @@ def plot(runs: Sequence[Run], out: Path) -> None:
     from matplotlib import pyplot
     from matplotlib.ticker import EngFormatter
 
-    told = groups(runs)
+    told, key = groups(runs), drawn_return(runs)
     figure, (by_steps, by_time, phases) = pyplot.subplots(1, 3, figsize=(15, 4.2), width_ratios=(2, 2, 1.2))
     unit, seconds = _unit_of_time(max(run.rows()[-1]["time/total_s"] for run in runs))
     for label, members in told.items():
         for axes, x, scale in ((by_steps, "steps", 1), (by_time, "time/total_s", seconds)):
-            line = curve([run.rows() for run in members], x)
+            line = curve([run.rows() for run in members], x, key)
             _draw(axes, line._replace(x=line.x / scale), f"{label} ({len(members)})")
     for axes, name in ((by_steps, "steps"), (by_time, unit)):
-        axes.set(xlabel=name, ylabel="return")
+        axes.set(xlabel=name, ylabel="return of evaluations" if key == EVALUATED else "return while training")
         axes.grid(alpha=0.3)
     by_steps.xaxis.set_major_formatter(EngFormatter(sep=""))
     by_steps.legend(fontsize=8)
@@ -74,12 +75,16 @@ def groups(runs: Sequence[Run]) -> dict[str, list[Run]]:
     return dict(zip(labels, found.values(), strict=True))
 
 
-def curve(seeds: Sequence[list[Row]], x: str) -> Curve:
+def drawn_return(runs: Sequence[Run]) -> str:
+    """One kind for all curves of a figure: evaluations where every run has several, else the episodes of training."""
+    evaluated = all(sum(EVALUATED in row for row in run.rows()) > 1 for run in runs)
+    return EVALUATED if evaluated else PLAYED
+
+
+def curve(seeds: Sequence[list[Row]], x: str, key: str = PLAYED) -> Curve:
     """Mean over seeds and its 95 % confidence interval (Student's t), as far as every seed went."""
     lines = []
     for rows in seeds:
-        evaluated = sum("evaluation/return_mean" in row for row in rows) > 1
-        key = "evaluation/return_mean" if evaluated else "episode/return_mean"
         points = [(row[x], row[key]) for row in rows if key in row]
         if points:
             lines.append(np.array(points).T)
