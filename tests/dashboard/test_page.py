@@ -52,6 +52,11 @@ def points(page: Page) -> int:
     return len(re.findall("[ML]", page.locator("#curve path.mean").get_attribute("d") or ""))
 
 
+def expect_points(page: Page, count: int) -> None:
+    """The first picture may come before the gateway has read everything."""
+    expect(page.locator("#curve path.mean")).to_have_attribute("d", re.compile(f"^([ML][^ML]*){{{count}}}$"))
+
+
 def moments(url: str) -> int:
     """At how many different times episodes ended, as far as the API tells them apart."""
     return len({point.time for point in snapshot(url).curve})
@@ -174,7 +179,8 @@ def test_the_curve_has_every_point_and_version_and_tells_its_numbers(
     with platform.serve() as url:
         page = open_page(url)
         live(page)
-        assert points(page) == moments(url) == 60
+        expect_points(page, 60)
+        assert moments(url) == 60
         marks = page.locator("#curve .mark")
         expect(marks.locator("text")).to_have_text(["v1", "v2", "v3", "v4"])
         at = [float(line.get_attribute("x1") or 0) for line in marks.locator("line").all()]
@@ -221,7 +227,8 @@ def test_new_play_and_a_new_version_arrive_without_a_reload(platform: Platform, 
         expect(figure(page, "Mean return")).to_have_text("500.0")
         expect(page.get_by_role("rowheader", name="newcomer")).to_be_visible()
         expect(figure(page, "Steps per second")).not_to_have_text("0")
-        assert points(page) == moments(url) > before
+        assert moments(url) > before
+        expect_points(page, moments(url))
 
         platform.publish(evaluation=487.5, steps=14_000)
         expect(page.get_by_role("status")).to_have_text("version 3 published, evaluation 487.5")

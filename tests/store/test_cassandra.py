@@ -239,6 +239,16 @@ class TestWritersThatDie:
         assert_counts(store)
 
 
+def test_what_is_only_duplicates_may_take_its_time(opened: Callable[..., CassandraStore], monkeypatch) -> None:
+    """Else a slow store would have to be asked again, and again without end: it has nothing to give up."""
+    store, sent = opened(), [fragment() for _ in range(5)]
+    store.append(sent)
+    monkeypatch.setattr(buckets, "DEADLINE", 0.0)
+    assert store.append(sent) == [DUPLICATE] * 5
+    with pytest.raises(StoreAway, match="takes longer than 0 s"):
+        store.append([*sent, fragment()])
+
+
 def test_a_shard_of_ids_that_could_not_be_read_hides_no_duplicate(
     opened: Callable[..., CassandraStore], monkeypatch
 ) -> None:
@@ -316,6 +326,30 @@ class TestBlocks:
         opened().append(sent)
         changed = msgspec.structs.replace(sent[7], time=0.5)
         assert opened().append([sent[3], changed, sent[29]]) == [DUPLICATE, CONFLICT, DUPLICATE]
+
+    def test_what_comes_again_and_again_is_known_by_few_reads(
+        self, opened: Callable[..., CassandraStore], monkeypatch
+    ) -> None:
+        """Each time by a process of its own, as the tasks of a killed job: every claim stays to be looked at."""
+        sent, start, asked = [fragment() for _ in range(1000)], keyspace.Keyspace.start, Counter[str]()
+        opened().append(sent)
+
+        def counted(self: keyspace.Keyspace, statement: str, *values: object, **options: object) -> object:
+            asked[statement] += 1
+            return start(self, statement, *values, **options)
+
+        monkeypatch.setattr(keyspace.Keyspace, "start", counted)
+        for turn in range(1, 7):
+            asked.clear()
+            assert opened().append(sent) == [DUPLICATE] * 1000
+            assert 0 < asked["holding"] < 20 * (turn + 1)
+
+    def test_among_neighbours_that_were_erased(self, opened: Callable[..., CassandraStore]) -> None:
+        sent = [fragment(player="eve" if i % 3 else "ann") for i in range(30)]
+        store = opened()
+        store.append(sent)
+        store.erase("pole", "eve")
+        assert opened().append(sent) == [STORED if i % 3 else DUPLICATE for i in range(30)]
 
 
 def test_another_process_notices_an_erasure(opened: Callable[..., CassandraStore]) -> None:

@@ -66,6 +66,7 @@ REMEMBERED = 1_000_000  # ids of shards in memory, at some 80 bytes
 SEEN = 100_000  # uncommitted claims of others that are remembered
 PENDING = 64 << 20  # bytes waiting for one
 FRAGMENT = 8 << 20  # bytes of one fragment: Cassandra takes up to 16 MiB in one write, with its defaults
+WALK = 128  # places that are looked at one after the other
 DEADLINE = 2 * TIMEOUT  # seconds from a group's claims to its commit
 PATIENCE = DEADLINE + 2 * TIMEOUT
 DAY = 86_400
@@ -438,25 +439,36 @@ class Writer:
             for number, day, steps, *_ in self._keyspace.run("some buckets", game, numbers):
                 heads[game, number] = day, steps or 0
         contested: set[str] = set()
-        asked = []
+        asked: dict[tuple[str, int, int], list[tuple[int, _Arrival]]] = {}  # by partition
         for a, (game, number, place) in claims:
             day, steps = heads.get((game, number), (0, 0))
             if place <= steps:
-                asked.append((a, place, self._keyspace.start("holding", game, day, number, place)))
+                asked.setdefault((game, day, number), []).append((place, a))
             elif (game, number) not in self._mine:
                 since = self._seen.setdefault((game, number, place), time.monotonic())
                 if time.monotonic() < since + PATIENCE:
                     contested.add(a.fragment.id)
-        known: dict[str, bytes] = {}
-        with self._keyspace.asking():
-            for a, place, future in asked:
-                for (body,) in future.result():
-                    found = fragment_at(body, place)  # none: erased, or the claim was a duplicate's
-                    if found is not None and found.id == a.fragment.id:
-                        known[a.fragment.id] = encoder.encode(found)
+        known = self._stored(asked)
         if len(self._seen) > SEEN:
             self._seen.clear()  # their patience begins anew
         return known, contested - known.keys()
+
+    def _stored(self, asked: dict[tuple[str, int, int], list[tuple[int, _Arrival]]]) -> dict[str, bytes]:
+        """Bodies of those that are where they were claimed. What comes again was neighbours the first time, and may
+        have come often: so from block to block, each of which answers for all places up to its end; many walks at a
+        time."""
+        walks = []
+        for partition, places in asked.items():
+            places.sort(key=_first)
+            walks += [(partition, deque(places[i : i + WALK])) for i in range(0, len(places), WALK)]
+        known: dict[str, bytes] = {}
+        while walks:
+            futures = [self._keyspace.start("holding", *partition, places[0][0]) for partition, places in walks]
+            with self._keyspace.asking():
+                for (_, places), future in zip(walks, futures, strict=True):
+                    _search([decode_block(body) for (body,) in future.result()], places, known)
+            walks = [walk for walk in walks if walk[1]]
+        return known
 
     def _find(self, suspects: dict[int, list[_Arrival]], buckets: dict[str, Bucket]) -> list[tuple[_Arrival, _Claim]]:
         """Every claim of theirs but the ones just made."""
@@ -510,7 +522,9 @@ class Writer:
             with self._keyspace.asking():
                 for future in group.futures:
                     future.result()
-            if time.monotonic() > group.started + DEADLINE or any(bucket.dead for bucket in group.commits):
+            # One that brings nothing new may take its time: nobody waits for what it claims.
+            late = group.futures and time.monotonic() > group.started + DEADLINE
+            if late or any(bucket.dead for bucket in group.commits):
                 raise StoreAway(f"{self._keyspace.address} takes longer than {DEADLINE:g} s: try again later")
             self._settle()
         except BaseException:  # what it put must not come in with the next group
@@ -616,6 +630,22 @@ def _fail(works: Iterable[_Append], error: Exception) -> None:
 
 def _game(a: _Arrival) -> str:
     return a.fragment.game
+
+
+def _first(pair: tuple[int, _Arrival]) -> int:
+    return pair[0]
+
+
+def _search(found: list[Block], places: deque[tuple[int, _Arrival]], known: dict[str, bytes]) -> None:
+    """Takes off the places that the block answers for, if there is one: else there is nothing at any of them. None at
+    a place: it was erased, or the claim was a duplicate's."""
+    fragments = {place: f for block in found for place, f in zip(block.places, block.fragments, strict=True)}
+    end = max([places[0][0], *fragments]) if found else places[-1][0]
+    while places and places[0][0] <= end:
+        place, a = places.popleft()
+        f = fragments.get(place)
+        if f is not None and f.id == a.fragment.id:
+            known[f.id] = encoder.encode(f)
 
 
 def _short(key: bytes) -> int:
