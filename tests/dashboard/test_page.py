@@ -349,7 +349,7 @@ def test_long_tables_open_on_demand(platform: Platform, open_page: Callable[...,
         platform.publish(evaluation=i, steps=i)
     with platform.serve() as url:
         page = open_page(url)
-        live(page)
+        expect(page.locator("#versions tbody tr")).to_have_count(7)
         assert [row[0] for row in rows(page, "Versions")] == [f"v{n}" for n in range(12, 5, -1)]
         page.get_by_role("button", name="show all 12").click()
         expect(page.locator("#versions tbody tr")).to_have_count(12)

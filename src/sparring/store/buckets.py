@@ -458,9 +458,9 @@ class Writer:
         have come often: so from block to block, each of which answers for all places up to its end; many walks at a
         time."""
         walks = []
-        for partition, places in asked.items():
-            places.sort(key=_first)
-            walks += [(partition, deque(places[i : i + WALK])) for i in range(0, len(places), WALK)]
+        for partition, some in asked.items():
+            some.sort(key=_first)
+            walks += [(partition, deque(some[i : i + WALK])) for i in range(0, len(some), WALK)]
         known: dict[str, bytes] = {}
         while walks:
             futures = [self._keyspace.start("holding", *partition, places[0][0]) for partition, places in walks]
