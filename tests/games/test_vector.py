@@ -123,6 +123,18 @@ def test_two_humanoids_in_one_process_do_not_share_a_robot():
     pair.close()
 
 
+@pytest.mark.parametrize("count", [1, 2])
+def test_atari_takes_any_seed_and_tells_the_games_own_scores(count):
+    pytest.importorskip("ale_py")
+    game, rng = catalog.load("ALE/MsPacman-v5"), np.random.default_rng(0)
+    environments, best = build(game, count), 0.0
+    environments.reset(2**32 - 1)
+    for _ in range(300):
+        best = max(best, environments.step(rng.integers(0, 9, count).astype(np.int32)).reward.max())
+    assert best >= 10  # a dot is worth ten points
+    environments.close()
+
+
 def test_atari_is_one_game_alone_and_abreast():
     pytest.importorskip("ale_py")
     game = catalog.load("ALE/Pong-v5")

@@ -1,5 +1,5 @@
-"""Atari games as everybody learns them: every fourth frame, grey, 84 × 84, the last four stacked. One environment of
-ale-py's own vector form, so that one and many are the same game; scores are the game's own, not clipped."""
+"""Atari games as everybody learns them: every fourth frame, grey, 84 × 84, the last four stacked. One environment is
+ale-py's own vector form with one, so that one and many are the same game; scores are the game's own, not clipped."""
 
 from typing import Any
 
@@ -7,15 +7,26 @@ import gymnasium
 import numpy as np
 from ale_py.vector_env import AtariVectorEnv
 
-__all__ = ["Atari"]
+__all__ = ["Atari", "Ataris"]
 
 ZOOM = 4
+SEEDS = 2**31  # that ale-py knows; it counts on from the first environment's
+
+
+class Ataris(AtariVectorEnv):  # type: ignore[misc]  # as Gymnasium's below
+    """Many environments abreast."""
+
+    def __init__(self, env_id: str, count: int) -> None:
+        settings = {k: v for k, v in gymnasium.spec(env_id).kwargs.items() if k not in ("obs_type", "render_mode")}
+        super().__init__(num_envs=count, num_threads=1 if count == 1 else 0, reward_clipping=False, **settings)
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        return super().reset(seed=None if seed is None else seed % (SEEDS - self.num_envs), options=options)
 
 
 class Atari(gymnasium.Env[Any, Any]):  # type: ignore[misc]  # Gymnasium is Any to mypy here
     def __init__(self, env_id: str, render_mode: str | None = None) -> None:
-        settings = {k: v for k, v in gymnasium.spec(env_id).kwargs.items() if k not in ("obs_type", "render_mode")}
-        self.env = AtariVectorEnv(num_envs=1, num_threads=1, reward_clipping=False, **settings)
+        self.env = Ataris(env_id, 1)
         self.observation_space, self.action_space = self.env.single_observation_space, self.env.single_action_space
         self.metadata = {"render_modes": ["rgb_array"], "render_fps": 15}
         self.render_mode = render_mode

@@ -176,6 +176,10 @@ def native(game: Game, count: int) -> Native | None:
     spec = gymnasium.spec(name)
     if spec.vector_entry_point is None:
         return None
+    if name.startswith("ALE/"):
+        from sparring.games.atari import Ataris
+
+        return Native(game, Ataris(name, count))
     env = gymnasium.make_vec(name, count, vectorization_mode="vector_entry_point")
     same = space_of(env.single_observation_space)
     if (
