@@ -4,7 +4,7 @@
     python benchmarks/ppo.py --rounds 9
 
 The bare one has the plain Gaussian density, GAE, and data of exactly one shape. With `--pong` instead: an epoch of
-experiments/pong-ppo.yaml's sizes, beside the same with `lax.conv` for every convolution.
+the Nature network on Atari's frames, beside the same with `lax.conv` for every convolution.
 """
 
 import argparse
