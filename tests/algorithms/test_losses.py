@@ -207,6 +207,31 @@ def test_sac() -> None:
     assert float(mean_log_prob) == pytest.approx(log_prob.mean(), rel=1e-3)
 
 
+def test_sac_for_discrete_actions() -> None:
+    sac = make("sac", PLACES)
+    state, b, key = shaken_state(sac)._replace(log_temperature=jnp.log(0.5)), transitions(PLACES, 40, 0, 3), None
+
+    def value(critic: Any, obs: Array) -> tuple[Array, Array]:
+        """Σ π (min Q − α log π), and Σ π log π: row by row, action by action."""
+        q, logits = [network(critic, f"critic.{i}.", obs) for i in range(2)], network(state.actor, "", obs)
+        values, log_probs = np.zeros(40), np.zeros(40)
+        for i in range(40):
+            p = np.exp(logits[i]) / np.exp(logits[i]).sum()
+            for a in range(3):
+                values[i] += p[a] * (min(q[0][i, a], q[1][i, a]) - 0.5 * np.log(p[a]))
+                log_probs[i] += p[a] * np.log(p[a])
+        return values, log_probs
+
+    y = b.reward + b.discount * value(state.target, b.next_obs)[0]
+    errors = [network(state.critic, f"critic.{i}.", b.obs)[np.arange(40), b.action] - y for i in range(2)]
+    loss, _ = sac.critic_loss(state.critic, state, b, key)
+    assert float(loss) == pytest.approx(0.5 * np.square(errors).mean(1).sum(), rel=1e-3)
+    values, log_probs = value(state.critic, b.obs)
+    loss, mean_log_prob = sac.actor_loss(state.actor, state, b, key)
+    assert float(loss) == pytest.approx(-values.mean(), rel=1e-3)
+    assert float(mean_log_prob) == pytest.approx(log_probs.mean(), rel=1e-3)
+
+
 def test_the_temperature_moves_towards_the_entropy_asked_for() -> None:
     """An entropy above its target needs no reward: the temperature falls. One below needs more."""
     sac = make("sac", BOX, target_entropy=-3.0)

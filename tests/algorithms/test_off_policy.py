@@ -19,7 +19,7 @@ from sparring.networks.functions import dense, normalise, torso
 from sparring.networks.spec import param_shapes
 
 BOXED = ("sac", "td3", "ddpg", "iql", "cql")
-WITH_VALUES = [("dqn", DISCRETE), ("iql", DISCRETE), ("cql", DISCRETE), *((name, BOX) for name in BOXED)]
+WITH_VALUES = [*((name, DISCRETE) for name in ("dqn", "sac", "iql", "cql")), *((name, BOX) for name in BOXED)]
 ALL = [*WITH_VALUES, ("bc", DISCRETE), ("bc", BOX), ("iql", CHOICES), ("bc", CHOICES)]
 PLAIN: dict[str, dict[str, Any]] = {  # values of rewards alone: no entropy, no penalty
     "sac": {"temperature": 1e-3, "tune_temperature": False},
@@ -61,6 +61,12 @@ def learned(request: pytest.FixtureRequest) -> Learning:
 @pytest.mark.parametrize("extra", [{}, {"double": False, "duelling": True, "n_step": 1}], ids=str)
 def test_dqn_learns_identity(extra: dict[str, Any]) -> None:
     learning = Learning(make("dqn", DISCRETE, **extra))
+    learning.online(8)
+    assert learning.score() == 1.0
+
+
+def test_sac_learns_identity() -> None:
+    learning = Learning(make("sac", DISCRETE))
     learning.online(8)
     assert learning.score() == 1.0
 
@@ -130,7 +136,7 @@ def test_what_a_reward_of_one_per_step_is_worth(name: str, game: Game) -> None:
         assert learning.metrics["q/mean"] == pytest.approx(worth, abs=0.4)  # DDPG over-estimates
 
 
-@pytest.mark.parametrize("name", ["dqn", "iql", "cql"])
+@pytest.mark.parametrize("name", ["dqn", "sac", "iql", "cql"])
 def test_time_up_is_not_game_over(name: str) -> None:
     """The first action brings 1 and ends the game. The second brings 0.5, after which either the time is up, and 0.5
     for ever would be worth 2; or the game is over, and 1 is better. The others bring nothing."""
@@ -249,7 +255,7 @@ def test_how_many_updates_share_a_call_does_not_matter(name: str, game: Game) ->
     [
         ("dqn", BOX, "DQN takes Discrete actions, reach has Box: use sac, td3 or ppo"),
         ("dqn", CHOICES, "DQN takes Discrete actions, identities has MultiDiscrete"),
-        ("sac", DISCRETE, "SAC takes Box actions, identity has Discrete: use dqn or ppo"),
+        ("sac", CHOICES, "SAC takes Box or Discrete actions, identities has MultiDiscrete: use ppo"),
         ("td3", CHOICES, "TD3 takes Box actions, identities has MultiDiscrete"),
         ("ddpg", DISCRETE, "DDPG takes Box actions"),
         ("cql", CHOICES, "CQL takes Discrete or Box actions, identities has MultiDiscrete: use iql or bc"),

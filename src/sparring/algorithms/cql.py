@@ -62,7 +62,7 @@ class DiscreteCQL(dqn.DQN):
         return loss + self.penalty * gap, metrics | {"loss/conservative": gap}
 
 
-class ContinuousCQL(sac.SAC):
+class ContinuousCQL(sac.ContinuousSAC):
     name = "cql"
 
     def __init__(self, game: Game, config: Config) -> None:

@@ -1,6 +1,8 @@
 """SAC: soft actor-critic with twin critics and an automatic temperature (Haarnoja et al. 2018, "Soft Actor-Critic
-Algorithms and Applications"), for Box actions with bounds. Learns from replayed transitions."""
+Algorithms and Applications"), for Box actions with bounds; for Discrete ones with expectations in the place of samples
+(Christodoulou 2019). Learns from replayed transitions."""
 
+import math
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -13,16 +15,17 @@ import optax
 from sparring.algorithms.protocol import Count, Fraction, Metrics, Positive
 from sparring.errors import InputError
 from sparring.experience.replay import Batch
-from sparring.games import Box, Game
+from sparring.games import Box, Discrete, Game
 from sparring.games.spec import Array
 from sparring.networks.actor_critic import critic_shapes, critics, sample_squashed
 from sparring.networks.functions import Params, dense, init_params, normalise, torso
 from sparring.networks.policy import Policy
-from sparring.networks.spec import Dense, Layer, Squashed, action_size, param_shapes
+from sparring.networks.spec import Categorical, Dense, Head, Layer, Squashed, action_size, param_shapes
 
-__all__ = ["SAC", "Config", "State"]
+__all__ = ["SAC", "Config", "ContinuousSAC", "DiscreteSAC", "State"]
 
 CRITICS = 2
+ENTROPY = 0.5  # of log n: the target for Discrete actions; the paper's 0.98 leaves the policy all but random
 
 
 class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -34,7 +37,8 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     tau: Fraction = 0.005  # how fast the target critics follow, per update
     temperature: Positive = 1.0  # α at the start: what a nat of entropy is worth in reward
     tune_temperature: bool = True  # move α so that the entropy stays near its target; false: α is a constant
-    target_entropy: float | None = None  # nats of actions scaled to ±1; none: −1 per action dimension (paper, app. D)
+    # Nats. None: −1 per dimension of actions scaled to ±1 (paper, app. D), a part of log n for Discrete ones.
+    target_entropy: float | None = None
     replay: Count = 1_000_000  # rows of the replay window
     learning_starts: Count = 1_000  # transitions before the first update
     updates_per_step: Positive = 1.0  # gradient steps per step of experience
@@ -55,20 +59,32 @@ class State(NamedTuple):
     updates: jax.Array
 
 
-class SAC:
+def SAC(game: Game, config: Config = Config()) -> "ContinuousSAC | DiscreteSAC":
+    if isinstance(game.action, Box):
+        return ContinuousSAC(game, config)
+    if isinstance(game.action, Discrete):
+        return DiscreteSAC(game, config)
+    raise InputError(f"SAC takes Box or Discrete actions, {game.name} has {type(game.action).__name__}: use ppo")
+
+
+class ContinuousSAC:
     name = "sac"
     on_policy = False
+    head: Head = Squashed()
 
-    def __init__(self, game: Game, config: Config = Config()) -> None:
-        if not isinstance(game.action, Box):
-            raise InputError(f"SAC takes Box actions, {game.name} has {type(game.action).__name__}: use dqn or ppo")
+    def __init__(self, game: Game, config: Config) -> None:
         self.game, self.config = game, config
-        self.head = Squashed()
         self.actor_shapes = param_shapes(game, config.layers, self.head)
-        self.critic_shapes = critic_shapes(game, config.critic_layers, CRITICS)
+        self.critic_shapes = self.shapes_of_critics()
         self.optimiser, self.critic_optimiser = optax.adam(config.lr), optax.adam(config.critic_lr)
         given = config.target_entropy
-        self.target_entropy = -float(action_size(game.action)) if given is None else given
+        self.target_entropy = self.usual_entropy() if given is None else given
+
+    def shapes_of_critics(self) -> dict[str, tuple[int, ...]]:
+        return critic_shapes(self.game, self.config.critic_layers, CRITICS)
+
+    def usual_entropy(self) -> float:
+        return -float(action_size(self.game.action))
 
     def init(self, key: jax.Array) -> State:
         key, actor_key, critic_key = jax.random.split(key, 3)
@@ -102,30 +118,69 @@ class SAC:
         return sample_squashed(key, dense(actor, "head", torso(self.config.layers, actor, obs)))
 
     def q(self, params: Params, obs: jax.Array, action: jax.Array) -> jax.Array:
+        """(critics, batch)."""
         return critics(self.config.critic_layers, params, obs, action, CRITICS)
 
+    def soft_value(
+        self, actor: Params, critic: Params, obs: jax.Array, temperature: jax.Array, key: jax.Array
+    ) -> tuple[jax.Array, jax.Array]:
+        """Eq. 3: V(s) = minᵢ Qᵢ(s,a) − α log π(a|s) for one a ~ π(·|s), reparameterised; and log π(a|s)."""
+        action, log_prob = self.act(actor, obs, key)
+        return self.q(critic, obs, action).min(0) - temperature * log_prob, log_prob
+
     def critic_loss(self, critic: Params, state: State, batch: Batch, key: jax.Array) -> tuple[jax.Array, Metrics]:
-        """Eq. 5–6: ½(Qᵢ(s,a) − y)², y = r + γ (minᵢ Q′ᵢ(s′,a′) − α log π(a′|s′)), a′ ~ π(·|s′)."""
-        action, log_prob = self.act(state.actor, batch.next_obs, key)
-        value = self.q(state.target, batch.next_obs, action).min(0) - jnp.exp(state.log_temperature) * log_prob
+        """Eq. 5–6: ½(Qᵢ(s,a) − y)², y = r + γ V′(s′), where V′ is that of the target critics."""
+        value, _ = self.soft_value(state.actor, state.target, batch.next_obs, jnp.exp(state.log_temperature), key)
         y = jax.lax.stop_gradient(batch.reward + batch.discount * value)
         q = self.q(critic, batch.obs, batch.action)
         loss = 0.5 * jnp.square(q - y).mean(1).sum()
         return loss, {"loss/critic": loss, "q/mean": q.mean()}
 
     def actor_loss(self, actor: Params, state: State, batch: Batch, key: jax.Array) -> tuple[jax.Array, jax.Array]:
-        """Eq. 9: α log π(a|s) − minᵢ Qᵢ(s,a), a ~ π(·|s) reparameterised; and the mean log-probability."""
-        action, log_prob = self.act(actor, batch.obs, key)
-        q = self.q(state.critic, batch.obs, action).min(0)
-        return (jnp.exp(state.log_temperature) * log_prob - q).mean(), log_prob.mean()
+        """Eq. 9: −V(s) = α log π(a|s) − minᵢ Qᵢ(s,a), a ~ π(·|s); and the mean log-probability."""
+        value, log_prob = self.soft_value(actor, state.critic, batch.obs, jnp.exp(state.log_temperature), key)
+        return -value.mean(), log_prob.mean()
 
     def temperature_loss(self, log_temperature: jax.Array, log_prob: jax.Array) -> jax.Array:
         """Eq. 18 with log α in the place of α: the same sign, but a step does not shrink with α itself."""
         return -log_temperature * (jax.lax.stop_gradient(log_prob) + self.target_entropy)
 
 
+class DiscreteSAC(ContinuousSAC):
+    """Critics give a value for every action, so what is expected under π is a sum and not a sample (Christodoulou
+    2019)."""
+
+    head = Categorical()
+
+    def shapes_of_critics(self) -> dict[str, tuple[int, ...]]:
+        one = param_shapes(self.game, self.config.critic_layers, self.head)
+        return {f"critic.{i}.{name}": shape for i in range(CRITICS) for name, shape in one.items()}
+
+    def usual_entropy(self) -> float:
+        return ENTROPY * math.log(action_size(self.game.action))
+
+    def every_q(self, params: Params, obs: jax.Array) -> jax.Array:
+        """(critics, batch, actions)."""
+        prefixes = [f"critic.{i}." for i in range(CRITICS)]
+        return jnp.stack(
+            [dense(params, f"{p}head", torso(self.config.critic_layers, params, obs, p)) for p in prefixes]
+        )
+
+    def q(self, params: Params, obs: jax.Array, action: jax.Array) -> jax.Array:
+        return (self.every_q(params, obs) * jax.nn.one_hot(action, action_size(self.game.action))).sum(-1)
+
+    def soft_value(
+        self, actor: Params, critic: Params, obs: jax.Array, temperature: jax.Array, key: jax.Array
+    ) -> tuple[jax.Array, jax.Array]:
+        """Eq. 10 there: V(s) = Σₐ π(a|s) (minᵢ Qᵢ(s,a) − α log π(a|s)); and Σₐ π(a|s) log π(a|s)."""
+        log_probs = jax.nn.log_softmax(dense(actor, "head", torso(self.config.layers, actor, obs)))
+        probs = jnp.exp(log_probs)
+        log_prob = (probs * log_probs).sum(-1)
+        return (probs * self.every_q(critic, obs).min(0)).sum(-1) - temperature * log_prob, log_prob
+
+
 @partial(jax.jit, static_argnums=0)
-def _update(sac: SAC, state: State, normaliser: Params, batches: Batch) -> tuple[State, Metrics]:
+def _update(sac: ContinuousSAC, state: State, normaliser: Params, batches: Batch) -> tuple[State, Metrics]:
     def step(state: State, batch: Batch) -> tuple[State, Metrics]:
         batch = batch._replace(obs=normalise(normaliser, batch.obs), next_obs=normalise(normaliser, batch.next_obs))
         key, critic_key, actor_key = jax.random.split(jax.random.wrap_key_data(state.key), 3)
@@ -138,7 +193,7 @@ def _update(sac: SAC, state: State, normaliser: Params, batches: Batch) -> tuple
     return state, {name: values.mean() for name, values in metrics.items()}
 
 
-def _learn_critic(sac: SAC, state: State, batch: Batch, key: jax.Array) -> tuple[State, Metrics]:
+def _learn_critic(sac: ContinuousSAC, state: State, batch: Batch, key: jax.Array) -> tuple[State, Metrics]:
     grads, metrics = jax.grad(sac.critic_loss, has_aux=True)(state.critic, state, batch, key)
     change, optimiser = sac.critic_optimiser.update(grads, state.critic_optimiser)
     critic = optax.apply_updates(state.critic, change)
@@ -146,7 +201,7 @@ def _learn_critic(sac: SAC, state: State, batch: Batch, key: jax.Array) -> tuple
     return state._replace(critic=critic, target=target, critic_optimiser=optimiser), metrics
 
 
-def _learn_actor(sac: SAC, state: State, batch: Batch, key: jax.Array) -> tuple[State, Metrics]:
+def _learn_actor(sac: ContinuousSAC, state: State, batch: Batch, key: jax.Array) -> tuple[State, Metrics]:
     (loss, log_prob), grads = jax.value_and_grad(sac.actor_loss, has_aux=True)(state.actor, state, batch, key)
     change, optimiser = sac.optimiser.update(grads, state.actor_optimiser)
     state = state._replace(actor=optax.apply_updates(state.actor, change), actor_optimiser=optimiser)
