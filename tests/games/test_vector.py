@@ -1,11 +1,13 @@
 """Environments side by side: never a transition across a reset, and the same again from a saved state."""
 
+from pathlib import Path
+
 import gymnasium
 import numpy as np
 import pytest
 
 from sparring.errors import InputError
-from sparring.games import Discrete, Game, catalog
+from sparring.games import Discrete, Game, catalog, vector
 from sparring.games.vector import Native, Separate, build
 
 
@@ -93,6 +95,29 @@ def test_a_restored_state_goes_on_identically(name, count):
         action = draw()
         for a, b in zip(games.step(action), again.step(action), strict=True):
             assert np.array_equal(a, b)
+
+
+@pytest.mark.parametrize("game", ["Moody-v0", "Odd-v0"])
+def test_a_game_that_does_not_do_the_same_again_is_noticed(game, monkeypatch):
+    monkeypatch.syspath_prepend(Path(__file__).parents[1] / "training")
+    games = Separate(catalog.load(f"odd_games:{game}"), 2)
+    games.reset(5)
+    for _ in range(14):
+        games.step(np.zeros(2, np.int32))
+    assert (games.restore(games.state()) is None) == (game == "Moody-v0")
+
+
+def test_an_episode_too_long_to_be_played_again_has_no_state(monkeypatch):
+    monkeypatch.syspath_prepend(Path(__file__).parents[1] / "training")
+    monkeypatch.setattr(vector, "REPLAYED", 20)
+    games = Separate(catalog.load("odd_games:Endless-v0"), 1)
+    games.reset(5)
+    for _ in range(20):
+        games.step(np.zeros(1, np.int32))
+    assert games.state() is not None
+    for _ in range(20):
+        games.step(np.zeros(1, np.int32))
+    assert games.state() is None
 
 
 def test_episodes_have_seeds_of_their_own():

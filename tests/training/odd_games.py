@@ -47,4 +47,20 @@ class Odd(gymnasium.Env):  # type: ignore[type-arg]
         os._exit(7)
 
 
-gymnasium.register("Odd-v0", entry_point=Odd)
+class Moody(Odd):
+    """Looks different each time, whatever its seed was."""
+
+    def _look(self):  # type: ignore[no-untyped-def]
+        self.now = 0
+        return np.array([os.urandom(1)[0] / 255], np.float32)
+
+
+class Endless(Odd):
+    """Never over."""
+
+    def step(self, action):  # type: ignore[no-untyped-def]
+        return (*super().step(action)[:3], False, {})
+
+
+for _kind in (Odd, Moody, Endless):
+    gymnasium.register(f"{_kind.__name__}-v0", entry_point=_kind)

@@ -128,12 +128,11 @@ def test_a_tree_of_another_form_is_refused(template: Any, told: str) -> None:
 
 @pytest.mark.parametrize("name", ["checkpoint.json", "state.safetensors"])
 def test_no_flipped_bit_is_loaded(path: Path, name: str) -> None:
-    """A bit may be one that says nothing (1e-05 and 1E-05): then what is loaded is what was saved."""
+    """Each of them. A bit may be one that says nothing (1e-05 and 1E-05): then what is loaded is what was saved."""
     file = path / name
     good = file.read_bytes()
-    bits = np.random.default_rng(0).permutation(8 * len(good))[:400]
     refused = 0
-    for bit in bits:
+    for bit in range(8 * len(good)):
         changed = bytearray(good)
         changed[bit // 8] ^= 1 << (bit % 8)
         file.write_bytes(changed)
@@ -144,7 +143,7 @@ def test_no_flipped_bit_is_loaded(path: Path, name: str) -> None:
             continue
         assert same(found, arrays())
         assert meta == META
-    assert refused >= len(bits) - 3
+    assert refused >= 8 * len(good) - 3
 
 
 @pytest.mark.parametrize("name", ["checkpoint.json", "state.safetensors"])

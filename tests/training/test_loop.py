@@ -10,15 +10,16 @@ import sys
 import time
 from pathlib import Path
 
+import jax
 import msgspec
 import numpy as np
 import pytest
 
-from sparring.errors import InputError
-from sparring.training import checkpoint, loop
+from sparring.errors import InputError, SparringError
+from sparring.training import checkpoint, evaluate, loop
 from sparring.training.experiment import Checkpoints, Evaluation, Experiment, Rollout, Stop
-from sparring.training.metrics import PHASES
-from sparring.training.run import Run, list_runs
+from sparring.training.metrics import PHASES, MetricsFiles
+from sparring.training.run import Run, list_runs, new_directory
 
 SMALL = [{"layer": "dense", "units": 16}]
 DQN = {"name": "dqn", "layers": SMALL, "learning_starts": 64, "batch": 16, "replay": 3000}
@@ -69,6 +70,7 @@ CASES = {
     "dqn, native vector game": {},
     "dqn, one environment": {"rollout": Rollout(envs=1, steps=8)},
     "sac": {"game": "Pendulum-v1", "algorithm": SAC, "rollout": Rollout(envs=2, steps=8)},
+    "dqn, rarely an update": {"algorithm": DQN | {"updates_per_step": 0.01}, "iteration": 40},
     "dqn, bfloat16": {"algorithm": WIDE_DQN, "precision": "bfloat16"},
     "ppo": {"algorithm": PPO, "rollout": Rollout(envs=4)},
     "ppo, separate games": {"game": "Acrobot-v1", "algorithm": PPO, "rollout": Rollout(envs=2)},
@@ -143,6 +145,72 @@ def test_workers_that_play_on_while_we_learn(tmp_path, changes):
         assert all(0 <= row["policy/lag"] <= 1 for row in rows)
 
 
+def test_who_goes_on_without_a_state_plays_other_games(tmp_path):
+    """Else a run that is resumed every hour would see the same first hour again and again."""
+    run = loop.train(experiment(tmp_path / "run", stop=Stop(iterations=1)))
+    firsts = []
+    for states in (None, [None], [None]):
+        again = loop.reopen(run.path)
+        again.states = states
+        again.trainee.steps += len(firsts)
+        again.open()
+        firsts.append(again.trainee.source.actor.obs.tobytes())
+        again.close()
+    assert len(set(firsts)) == 3
+
+
+def test_a_game_without_an_end_is_evaluated(tmp_path, monkeypatch, caplog):
+    monkeypatch.syspath_prepend(Path(__file__).parent)
+    monkeypatch.setattr(evaluate.play, "__kwdefaults__", evaluate.play.__kwdefaults__ | {"longest": 50})
+    e = experiment(
+        tmp_path / "run", game="odd_games:Endless-v0", evaluation=Evaluation(every=1, episodes=10), stop=Stop(steps=300)
+    )
+    row = loop.train(e).rows()[-1]
+    assert (row["evaluation/episodes"], row["evaluation/length_mean"], row["episode/count"]) == (10, 50, 0)
+    assert "10 of 10 episodes of Endless-v0 took 50 steps" in caplog.text
+
+
+def test_a_replay_window_may_be_as_small_as_learning_starts(tmp_path):
+    e = experiment(tmp_path / "run", algorithm=DQN | {"replay": 400, "learning_starts": 400})
+    assert loop.train(e).rows()[-1]["updates"] > 0
+
+
+def test_what_diverged_does_not_take_the_place_of_a_sound_checkpoint(tmp_path, monkeypatch):
+    run = loop.train(experiment(tmp_path / "run", checkpoint=Checkpoints(every=1, keep=1), stop=Stop(iterations=2)))
+    files = {path: path.read_bytes() for path in run.path.rglob("*") if path.is_file() and "checkpoints" in str(path)}
+    again = loop.reopen(run.path, ["stop.iterations=9"])
+    again.trainee.state = jax.tree.map(
+        lambda x: x * np.float32(np.nan) if x.dtype == np.float32 else x, again.trainee.state
+    )
+    with pytest.raises(SparringError, match="learning diverged"):
+        again.run()
+    assert files == {path: path.read_bytes() for path in files}
+    assert [path.name for path in run.checkpoints()] == ["00000002"]
+
+
+def test_killed_between_the_checkpoint_and_the_policys_files(tmp_path):
+    run = loop.train(experiment(tmp_path / "run", stop=Stop(iterations=2)))
+    before = {name: (run.path / name).read_bytes() for name in ("policy.onnx", "policy.safetensors")}
+    (run.path / "policy.onnx").unlink()
+    (run.path / "policy.safetensors").write_bytes(b"an older one")
+    loop.resume(run.path)
+    assert {name: (run.path / name).read_bytes() for name in before} == before
+
+
+def test_killed_while_rows_are_taken_over(tmp_path, monkeypatch):
+    run = loop.train(experiment(tmp_path / "run", stop=Stop(iterations=2)))
+    rows, write_text = run.rows(), Path.write_text
+
+    def killed(path, text):
+        write_text(path, text[: len(text) // 2])
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Path, "write_text", killed)
+    with pytest.raises(KeyboardInterrupt):
+        MetricsFiles(run.path, 2)
+    assert run.rows() == rows
+
+
 def test_rows_after_the_checkpoint_are_done_again(tmp_path):
     """As after kill -9: rows were written, the checkpoint was not."""
     run = loop.train(experiment(tmp_path / "run", stop=Stop(iterations=3)))
@@ -179,6 +247,25 @@ class TestRefusals:
         (tmp_path / "precious").write_text("mine")
         with pytest.raises(InputError, match="not empty"):
             loop.train(experiment(tmp_path))
+
+    def test_nor_one_that_another_training_took_meanwhile(self, tmp_path, monkeypatch):
+        def prepare(trainee):
+            ppo = {"algorithm": PPO, "rollout": Rollout(envs=4), "stop": Stop(iterations=1)}
+            loop.train(experiment(tmp_path / "run", seed=7, **ppo))
+
+        monkeypatch.setattr(loop.OffPolicy, "prepare", prepare)
+        with pytest.raises(InputError, match="another training began"):
+            loop.train(experiment(tmp_path / "run"))
+        assert Run(tmp_path / "run").experiment.seed == 7
+
+    def test_directories_without_a_name_are_taken_at_once(self, tmp_path, monkeypatch):
+        monkeypatch.chdir(tmp_path)
+        e = msgspec.structs.replace(experiment(tmp_path), out=None)
+        first, second = (new_directory(e, "CartPole-v1") for _ in range(2))
+        assert first != second
+        with pytest.raises(InputError):
+            loop.train(msgspec.structs.replace(e, algorithm=DQN | {"replay": 20}))
+        assert sorted(Path("runs").iterdir()) == [first, second]
 
     def test_what_is_no_run_cannot_be_resumed(self, tmp_path):
         with pytest.raises(InputError, match="no run to resume"):

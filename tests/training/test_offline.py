@@ -5,8 +5,10 @@ import pytest
 from recorded_play import balance, record
 
 from sparring.errors import InputError
+from sparring.games import Box, Discrete, Game
 from sparring.training import checkpoint, loop
 from sparring.training.experiment import Checkpoints, Evaluation, Experiment, Stop
+from sparring.training.plot import EVALUATED, curve, plot
 
 
 @pytest.fixture(scope="module")
@@ -37,6 +39,23 @@ def test_cloned_behaviour_without_its_errors(store, tmp_path):
     assert rows[-1]["evaluation/return_mean"] > store[1]
 
 
+def test_updates_are_the_axis_where_nobody_plays(store, tmp_path):
+    run = loop.train(experiment(store, tmp_path / "run", evaluation=Evaluation(every=1, episodes=2)))
+    assert run.experiment.axis == "updates"
+    assert curve([run.rows()], run.experiment.axis, EVALUATED).x[[0, -1]].tolist() == [320, 960]
+    figures = tmp_path / "figure.svg"
+    plot([run], figures)
+    (events,) = (run.path / "tensorboard").iterdir()
+    assert b"\x10\xc0\x02\x2a" in events.read_bytes()  # step 320, then its values
+
+
+def test_a_declared_game_is_not_evaluated(store, tmp_path):
+    (tmp_path / "mine.json").write_bytes(Game("CartPole-v1", Box((4,)), Discrete(2)).to_json())
+    with pytest.raises(InputError, match=r"cannot be simulated, so not evaluated \(evaluation\.every\)"):
+        loop.train(experiment(store, tmp_path / "run", game=str(tmp_path / "mine.json")))
+    assert not (tmp_path / "run").exists()
+
+
 @pytest.mark.parametrize("name", ["cql", "iql", "dqn"])
 def test_resuming_is_bit_identical(store, tmp_path, name):
     algorithm = {"name": name, "layers": [{"layer": "dense", "units": 8}], "batch": 16}
@@ -57,6 +76,7 @@ def test_resuming_is_bit_identical(store, tmp_path, name):
         ({"stop": Stop(steps=5)}, r"use stop\.iterations"),
         ({"store": "nowhere"}, "there is no store at nowhere"),
         ({"game": "Acrobot-v1"}, "has no play of Acrobot-v1"),
+        ({"stop": Stop(return_=9.0), "evaluation": Evaluation(0)}, r"set evaluation\.every"),
         ({"algorithm": {"name": "ppo"}}, "ppo learns from fresh play"),
         ({"algorithm": {"name": "bc", "replay": 100}}, r"more play than algorithm\.replay = 100"),
     ],

@@ -13,6 +13,7 @@ from sparring.experience.replay import END
 from sparring.games import catalog
 from sparring.networks.policy import Policy
 from sparring.networks.spec import Categorical, Dense, param_shapes
+from sparring.training.actor import Arena
 from sparring.training.rollout import Local, Pool, plan_for
 
 
@@ -45,6 +46,24 @@ def played(source, policy, rounds=3):
     finally:
         source.close()
     return blocks
+
+
+def test_weights_that_changed_while_they_were_read_are_read_again(monkeypatch):
+    policy = policy_for("CartPole-v1")
+    arena = Arena(form := plan(policy, 1), bytearray(Arena.size_of(form)))
+    flat, copy, calls = np.empty(arena.weights.shape[1], np.float32), np.copyto, []
+    for number in (1.0, 2.0):
+        arena.write([np.full_like(flat, number)], 0.0, False)
+
+    def interrupted(into, weights):
+        copy(into, weights)
+        calls.append(into[0])
+        if len(calls) == 1:
+            arena.write([np.full_like(flat, 3.0)], 0.0, False)
+
+    monkeypatch.setattr(np, "copyto", interrupted)
+    assert arena.read(flat)[0] == 3
+    assert calls == [2.0, 3.0]
 
 
 @pytest.mark.parametrize("name", ["odd_games:Odd-v0", "CartPole-v1"])
@@ -169,6 +188,43 @@ class TestPool:
             while pool.replaced == 0:
                 pool.release(pool.take())
                 assert time.monotonic() < until
+        finally:
+            pool.close()
+
+    def test_signals_to_the_whole_group_are_the_learners(self, tmp_path):
+        policy = policy_for("CartPole-v1")
+        pool = Pool(plan(policy, 2), 60.0, tmp_path)
+        try:
+            pool.publish(policy)
+            pool.start()
+            for _ in range(2):
+                pool.take()
+            for process in (*(worker.process for worker in pool.workers), pool.nursery.process):
+                process.send_signal(signal.SIGTERM)
+                process.send_signal(signal.SIGINT)
+            assert all(state is not None for state in pool.state())
+            pool.start()
+            for _ in range(2):
+                pool.take()
+            assert pool.replaced == 0
+        finally:
+            pool.close()
+
+    def test_a_game_that_hangs_when_its_state_is_asked_for_is_killed(self, tmp_path, caplog):
+        policy = policy_for("CartPole-v1")
+        pool = Pool(plan(policy, 2), 2.0, tmp_path)
+        try:
+            pool.publish(policy)
+            pool.start()
+            for _ in range(2):
+                pool.take()
+            pool.workers[0].process.send_signal(signal.SIGSTOP)
+            with caplog.at_level(logging.WARNING, "sparring.rollout"):
+                assert [state is not None for state in pool.state()] == [False, True]
+            assert "did not tell its state" in caplog.text
+            pool.start()
+            for _ in range(2):
+                pool.take()
         finally:
             pool.close()
 

@@ -37,8 +37,8 @@ class Environments(Protocol):
     def state(self) -> dict[str, Array] | None:
         """What `restore` needs to go on identically; none where the game cannot tell."""
 
-    def restore(self, state: dict[str, Array]) -> Array:
-        """The current observations, as if nothing had happened since `state`."""
+    def restore(self, state: dict[str, Array]) -> Array | None:
+        """The current observations, as if nothing had happened since `state`; none where it comes out otherwise."""
 
     def close(self) -> None: ...
 
@@ -50,9 +50,12 @@ def build(game: Game, count: int) -> Environments:
     return (native(game, count) if count > 1 else None) or Separate(game, count)
 
 
+REPLAYED = 50_000  # steps of an episode that are remembered, to play it again
+
+
 class Separate:
     """Environments of their own, one after the other. Each episode has its own seed, so (seed, actions so far) is an
-    environment's whole state: restoring replays the current episode."""
+    environment's whole state: restoring replays the current episode, where it is not too long for that."""
 
     def __init__(self, game: Game, count: int) -> None:
         assert game.env is not None
@@ -80,11 +83,16 @@ class Separate:
                 self._episode[i] += 1
                 self._begin(i)
                 continue
-            self._actions[i].append(actions[i])
+            if len(self._actions[i]) <= REPLAYED:
+                self._actions[i].append(actions[i])
             obs, reward[i], terminated[i], truncated[i], _ = env.step(self._native(actions[i]))
             put(self.game.observation, self._obs, i, obs)
         self._ended = terminated | truncated
         return Step(self._obs.copy(), reward, terminated, truncated)
+
+    def cut(self, i: int) -> None:
+        """Ends an environment's episode here: its next step begins another."""
+        self._ended[i] = True
 
     def _begin(self, i: int) -> None:
         seed = np.random.SeedSequence((self._seed, i, int(self._episode[i]))).generate_state(1)[0]
@@ -98,6 +106,8 @@ class Separate:
         return action.reshape(self._action_shape)
 
     def state(self) -> dict[str, Array] | None:
+        if max(len(actions) for actions in self._actions) > REPLAYED:
+            return None
         played = [action for actions in self._actions for action in actions]
         return {
             "seed": np.array(self._seed, np.int64),
@@ -105,9 +115,10 @@ class Separate:
             "ended": self._ended.copy(),
             "length": np.array([len(actions) for actions in self._actions]),
             "actions": np.array(played, self.game.action.element.base).reshape(-1, *self.game.action.element.shape),
+            "obs": np.frombuffer(self._obs.tobytes(), np.uint8),
         }
 
-    def restore(self, state: dict[str, Array]) -> Array:
+    def restore(self, state: dict[str, Array]) -> Array | None:
         if len(state["episode"]) != self.count:
             raise InputError(f"the state of {len(state['episode'])} environments does not fit {self.count}")
         self._seed = int(state["seed"])
@@ -115,11 +126,17 @@ class Separate:
         ends = np.cumsum(state["length"])
         for i, env in enumerate(self.envs):
             self._begin(i)
+            over = False
             for action in state["actions"][ends[i] - state["length"][i] : ends[i]]:
+                if over:
+                    return None  # it ended earlier than it did
                 self._actions[i].append(action)
-                put(self.game.observation, self._obs, i, env.step(self._native(action))[0])
+                obs, _, terminated, truncated, _ = env.step(self._native(action))
+                put(self.game.observation, self._obs, i, obs)
+                over = terminated or truncated
         self._ended = state["ended"].copy()
-        return self._obs.copy()
+        same = "obs" not in state or self._obs.tobytes() == state["obs"].tobytes()  # older states lack it
+        return self._obs.copy() if same else None
 
     def close(self) -> None:
         for env in self.envs:
@@ -150,7 +167,7 @@ class Native:
         rng = json.dumps(self.env.unwrapped.np_random.bit_generator.state).encode()
         return {**arrays, "rng": np.frombuffer(rng, np.uint8)}
 
-    def restore(self, state: dict[str, Array]) -> Array:
+    def restore(self, state: dict[str, Array]) -> Array | None:
         self.env.reset(seed=0)
         raw = self.env.unwrapped
         for name, array in state.items():

@@ -2,6 +2,7 @@
 process (`serve`) it does so in shared memory, on its own; nothing of JAX is loaded here.
 """
 
+import logging
 import mmap
 import os
 import time
@@ -20,6 +21,8 @@ from sparring.networks.policy import Policy
 from sparring.networks.spec import Head, Layer
 
 __all__ = ["Actor", "Arena", "Filled", "Order", "Plan", "Rows", "Snapshot"]
+
+log = logging.getLogger("sparring.rollout")
 
 
 class Rows(NamedTuple):
@@ -144,7 +147,12 @@ class Actor:
 
     def restore(self, state: dict[str, Array]) -> None:
         prefix = "game."
-        self.obs = self.environments.restore({k[len(prefix) :]: v for k, v in state.items() if k.startswith(prefix)})
+        obs = self.environments.restore({k[len(prefix) :]: v for k, v in state.items() if k.startswith(prefix)})
+        if obs is None:
+            log.warning("%s does not do the same for the same seed and actions: it starts anew", self.game.name)
+            self.obs = self.environments.reset(int(self.rng.integers(1 << 31)))
+            return
+        self.obs = obs
         self.ended, self.returns, self.lengths = (state[k].copy() for k in ("ended", "returns", "lengths"))
         self.rng.bit_generator.state = msgspec.json.decode(state["rng"].tobytes())
 
@@ -200,7 +208,7 @@ class Arena:
             version = int(self.version[0])
             np.copyto(into, self.weights[version % 2])
             exploration, at_random = self.settings[version % 2]
-            if int(self.version[0]) - version < 2:  # else this copy may have been overwritten while we read it
+            if int(self.version[0]) == version:  # else the next but one may be on its way into this copy
                 return version, float(exploration), bool(at_random)
 
 

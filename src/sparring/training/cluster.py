@@ -366,7 +366,8 @@ class RayPool:
             for warning in warnings:
                 log.warning("on node %s: %s", host.node, warning)
             for played in full:
-                assert self.owed[played.number].popleft() == played.slot
+                slot = self.owed[played.number].popleft()
+                assert slot == played.slot
                 self.failures[played.number] = 0
                 self.usage.busy[played.number] += played.seconds
                 self._full.append(played)

@@ -97,6 +97,11 @@ class Experiment(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return str(self.algorithm["name"])
 
     @property
+    def axis(self) -> str:
+        """The metric that tells how far a run is: nobody plays while it learns from a store."""
+        return "updates" if self.source == "store" else "steps"
+
+    @property
     def is_rllib(self) -> bool:
         return self.name.startswith("rllib/")
 

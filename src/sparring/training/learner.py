@@ -69,6 +69,7 @@ class Learner:
             "steps": self.steps,
             "updates": self.updates,
             "rng": self.rng.bit_generator.state,
+            "metrics": self.metrics,
             "normaliser_count": self.normaliser.count if self.normaliser else 0.0,
         }
         return arrays, meta
@@ -78,7 +79,7 @@ class Learner:
         if self.normaliser is not None:
             self.normaliser.mean, self.normaliser.var = arrays["normaliser.mean"], arrays["normaliser.var"]
             self.normaliser.count = meta["normaliser_count"]
-        self.steps, self.updates = meta["steps"], meta["updates"]
+        self.steps, self.updates, self.metrics = meta["steps"], meta["updates"], meta.get("metrics", {})
         self.rng.bit_generator.state = meta["rng"]
 
 
@@ -180,7 +181,7 @@ class ReplayLearner(StoreLearner):
 
     @property
     def ready(self) -> bool:
-        return self.debt >= FUSED and len(self.replay) >= self.config.learning_starts
+        return self.debt >= FUSED and self.steps >= self.config.learning_starts and len(self.replay) > 0
 
     @property
     def window(self) -> int:

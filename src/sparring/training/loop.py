@@ -17,6 +17,7 @@ from sparring import algorithms
 from sparring.errors import InputError, SparringError, Unrenderable
 from sparring.export import onnx, weights
 from sparring.games import Game, catalog
+from sparring.networks.policy import Policy
 from sparring.training import checkpoint
 from sparring.training.evaluate import play, summary
 from sparring.training.experiment import Experiment, check_keys, explain, override, read, write
@@ -56,11 +57,21 @@ def resume(path: Path, changes: Iterable[str] = (), view: View | None = None) ->
 def begin(experiment: Experiment, view: View | None = None) -> "Loop":
     """A new run that has not played yet."""
     game = catalog.load(experiment.game)
+    asked, experiment = experiment.out, resolve(experiment)
     path = new_directory(experiment, game.name)
-    experiment = msgspec.structs.replace(resolve(experiment), out=str(path))
-    trainee = create_trainee(experiment, game, path / "workers")
-    trainee.prepare()  # before anything is written: it may refuse
+    experiment = msgspec.structs.replace(experiment, out=str(path))
+    try:
+        trainee = create_trainee(experiment, game, path / "workers")
+        trainee.prepare()  # before anything is written: it may refuse
+    except BaseException:
+        if asked is None:
+            path.rmdir()
+        raise
     path.mkdir(parents=True, exist_ok=True)
+    try:
+        (path / "experiment.yaml").touch(exist_ok=False)
+    except FileExistsError as error:
+        raise InputError(f"another training began in {path} meanwhile: choose another directory (out)") from error
     write(path / "experiment.yaml", experiment)
     return Loop(Run(path), experiment, trainee, view or Silent())
 
@@ -120,6 +131,8 @@ def hyperparameters(experiment: Experiment) -> msgspec.Struct | dict[str, Any]:
 
 
 def create_trainee(experiment: Experiment, game: Game, logs: Path) -> "Trainee | Bridge":
+    if game.env is None and experiment.evaluation.every:
+        raise InputError(f"{game.name} is a declared game: it cannot be simulated, so not evaluated (evaluation.every)")
     if experiment.is_rllib:
         return load_bridge().Bridge(experiment, game)
     use_compilation_cache()
@@ -153,7 +166,7 @@ class Loop:
         self.iteration, self.before = 0, 0.0  # iterations and seconds of this run so far, across resumes
         self.evaluation: float | None = None
         self.states: list[Any] | None = None
-        self.saved = -1
+        self.saved = self.exported = -1  # iterations of the newest checkpoint and of the policy's files
 
     def restore(self, path: Path) -> None:
         arrays, meta = checkpoint.load(path)
@@ -182,7 +195,8 @@ class Loop:
 
     def open(self) -> None:
         self.since = time.monotonic()
-        self.files = self.held.enter_context(closing(MetricsFiles(self.directory.path, self.iteration)))
+        files = MetricsFiles(self.directory.path, self.iteration, self.experiment.axis)
+        self.files = self.held.enter_context(closing(files))
         self.held.enter_context(self.view.show(self.experiment, self.directory))
         self.held.callback(self.trainee.close)
         self.trainee.open(self.states)
@@ -238,9 +252,30 @@ class Loop:
         )
 
     def save(self) -> None:
-        """A checkpoint, and the policy to play with as it is now."""
-        if self.saved == self.iteration:
+        """A checkpoint, and the policy to play with as it is now. Whoever was killed in between and resumes has the
+        first already, and gets the second."""
+        if self.exported == self.iteration:
             return
+        policy = self._policy()
+        if self.saved != self.iteration:
+            self._checkpoint()
+        if policy is not None:
+            self._export(policy)
+        self.exported = self.iteration
+
+    def _policy(self) -> Policy | None:
+        """None where it cannot be exported. One that diverged is refused, before it takes a sound one's place."""
+        try:
+            policy = self.trainee.policy()
+        except Unrenderable as error:
+            log.warning("this run has no policy.onnx: %s", error)
+            (self.directory.path / NO_POLICY).write_text(f"{error}\n")
+            return None
+        if (why := policy.problem()) is not None:
+            raise SparringError(f"learning diverged: {why}. The newest checkpoint is from before; lower algorithm.lr")
+        return policy
+
+    def _checkpoint(self) -> None:
         arrays, inner = self.trainee.save()
         meta = {
             "algorithm": self.experiment.name,
@@ -250,18 +285,12 @@ class Loop:
             "evaluation": self.evaluation,
             "trainee": inner,
         }
-        path = self.directory.path
-        checkpoint.save(path / "checkpoints" / f"{self.iteration:08d}", arrays, meta)
+        checkpoint.save(self.directory.path / "checkpoints" / f"{self.iteration:08d}", arrays, meta)
         self.directory.prune(self.experiment.checkpoint.keep)
         self.saved = self.iteration
-        try:
-            policy = self.trainee.policy()
-        except Unrenderable as error:
-            log.warning("this run has no policy.onnx: %s", error)
-            (path / NO_POLICY).write_text(f"{error}\n")
-            return
-        if (why := policy.problem()) is not None:
-            raise SparringError(f"learning diverged: {why}. Lower algorithm.lr, or resume from an older checkpoint")
+
+    def _export(self, policy: Policy) -> None:
+        path = self.directory.path
         for name, data in (("policy.onnx", onnx.render(policy)), ("policy.safetensors", weights.save(policy))):
             new = path / f"{name}.new"
             new.write_bytes(data)

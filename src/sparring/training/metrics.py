@@ -73,14 +73,18 @@ class Episodes:
 class MetricsFiles:
     """`metrics.jsonl`, `metrics.csv` and TensorBoard events of a run directory."""
 
-    def __init__(self, directory: Path, iteration: int = 0) -> None:
-        """Goes on after `iteration`: later rows belong to work that was lost, and will be done again."""
+    def __init__(self, directory: Path, iteration: int = 0, axis: str = "steps") -> None:
+        """Goes on after `iteration`: later rows belong to work that was lost, and will be done again. `axis`: by what
+        TensorBoard draws."""
         self._jsonl, self._csv = directory / "metrics.jsonl", directory / "metrics.csv"
         rows = [row for row in read_rows(self._jsonl) if row["iteration"] <= iteration]
         self._columns: list[str] = []
-        self._jsonl.write_text("".join(json.dumps(row) + "\n" for row in rows))
+        new = self._jsonl.with_suffix(".jsonl.new")  # whole or not at all: these are the run's only rows
+        new.write_text("".join(json.dumps(row) + "\n" for row in rows))
+        new.replace(self._jsonl)
         self._rewrite(rows)
-        self._events = EventFile(directory / "tensorboard", int(rows[-1]["steps"]) + 1 if rows else 0)
+        self._axis = axis
+        self._events = EventFile(directory / "tensorboard", int(rows[-1][axis]) + 1 if rows else 0)
 
     def add(self, row: Row) -> None:
         row = {name: value for name, value in row.items() if math.isfinite(value)}
@@ -91,7 +95,7 @@ class MetricsFiles:
         else:
             with self._csv.open("a", newline="") as file:
                 csv.DictWriter(file, self._columns).writerow(row)
-        self._events.add(int(row["steps"]), {k: v for k, v in row.items() if k not in ("steps", "iteration")})
+        self._events.add(int(row[self._axis]), {k: v for k, v in row.items() if k not in (self._axis, "iteration")})
 
     def _rewrite(self, rows: list[Row]) -> None:
         for row in rows:

@@ -33,6 +33,7 @@ from sparring.training.actor import Actor, Rows, row_types, serve
 __all__ = ["Child", "Nursery"]
 
 PATIENCE = 120.0  # seconds that imports may take
+CLOSING = 2.0  # seconds after which it is killed
 ALIVE, UNKNOWN = 1000, 255  # beside exit codes: not ended yet; ended, and nobody knows how
 
 
@@ -72,7 +73,11 @@ class Nursery:
 
     def close(self) -> None:
         self.control.close()
-        self.process.wait()
+        try:
+            self.process.wait(CLOSING)
+        except subprocess.TimeoutExpired:  # stuck in an import, for example
+            self.process.kill()
+            self.process.wait()
 
 
 class Child:
@@ -129,7 +134,8 @@ def prepare(env: str) -> None:
 def main() -> None:
     # The learner asks a hung worker where it is before it kills it; this works while Python itself is stuck.
     faulthandler.register(signal.SIGUSR1, all_threads=True)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the learner's to handle
+    for number in (signal.SIGINT, signal.SIGTERM):  # the learner's to handle, also where they go to the whole group
+        signal.signal(number, signal.SIG_IGN)
     control, memory = socket.socket(fileno=int(sys.argv[1])), int(sys.argv[2])
     prepare(sys.argv[3])
     while True:

@@ -46,6 +46,8 @@ class Offline(OffPolicy):
             raise InputError(f"{algorithm.name} learns from fresh play: use `source: simulate`, or the live trainer")
         if experiment.stop.steps is not None:
             raise InputError("stop.steps counts play, of which `source: store` makes none: use stop.iterations")
+        if experiment.stop.return_ is not None and not experiment.evaluation.every:
+            raise InputError("stop.return is that of evaluations, as `source: store` plays none: set evaluation.every")
         super().__init__(experiment, algorithm, logs)
         self.fused = min(max(self.fused, 32), experiment.iteration)
 

@@ -40,10 +40,10 @@ def plot(runs: Sequence[Run], out: Path) -> None:
     figure, (by_steps, by_time, phases) = pyplot.subplots(1, 3, figsize=(15, 4.2), width_ratios=(2, 2, 1.2))
     unit, seconds = _unit_of_time(max(run.rows()[-1]["time/total_s"] for run in runs))
     for label, members in told.items():
-        for axes, x, scale in ((by_steps, "steps", 1), (by_time, "time/total_s", seconds)):
+        for axes, x, scale in ((by_steps, members[0].experiment.axis, 1), (by_time, "time/total_s", seconds)):
             line = curve([run.rows() for run in members], x, key)
             _draw(axes, line._replace(x=line.x / scale), f"{label} ({len(members)})")
-    for axes, name in ((by_steps, "steps"), (by_time, unit)):
+    for axes, name in ((by_steps, " or ".join(sorted({run.experiment.axis for run in runs}))), (by_time, unit)):
         axes.set(xlabel=name, ylabel="return of evaluations" if key == EVALUATED else "return while training")
         axes.grid(alpha=0.3)
     by_steps.xaxis.set_major_formatter(EngFormatter(sep=""))

@@ -288,7 +288,8 @@ class Pool:
             except (EOFError, ConnectionResetError):
                 self._replace(worker, f"died (exit code {worker.process.wait()})")
                 continue
-            assert worker.granted.popleft() == message.slot
+            slot = worker.granted.popleft()
+            assert slot == message.slot
             worker.failures, worker.since = 0, time.monotonic()
             self.usage.busy[worker.index] += message.seconds
             self._full.append((worker, message))
@@ -341,7 +342,12 @@ class Pool:
                 continue
             try:
                 worker.control.send_bytes(SNAPSHOT)
-                packed = msgspec.msgpack.decode(worker.control.recv_bytes(), type=Snapshot).state
+                if worker.control.poll(self.limit):
+                    packed = msgspec.msgpack.decode(worker.control.recv_bytes(), type=Snapshot).state
+                else:  # it hangs while it makes its games
+                    packed = None
+                    self._ask_where(worker)
+                    self._replace(worker, f"did not tell its state within {self.limit:.0f} s and was killed")
             except (EOFError, BrokenPipeError, ConnectionResetError):
                 packed = None  # it died; whoever resumes starts this worker's games anew
             states.append(None if packed is None else unpack(packed))

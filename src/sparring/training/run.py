@@ -79,13 +79,18 @@ def is_run(path: Path) -> bool:
 
 
 def new_directory(experiment: Experiment, game: str) -> Path:
-    """Where a new run goes. Never one that has something in it."""
+    """Where a new run goes: the next free directory, made at once so that nobody else takes it, or the one asked for.
+    Never one that has something in it."""
     if experiment.out is None:
-        number = 1
         name = re.sub(r"[/:]", "-", experiment.name)  # rllib/PPO
-        while (path := RUNS / f"{game}-{name}-{number}").exists():
-            number += 1
-        return path
+        number = 1
+        while True:
+            path = RUNS / f"{game}-{name}-{number}"
+            try:
+                path.mkdir(parents=True)
+                return path
+            except FileExistsError:
+                number += 1
     path = Path(experiment.out)
     if path.exists() and (not path.is_dir() or any(path.iterdir())):
         what = "has a run already: continue it with --resume, or" if is_run(path) else "exists and is not empty:"

@@ -66,13 +66,16 @@ class Trainee(Learner):
     def _open(self, steps: int, slots: int, states: States | None) -> Source:
         rollout = self.experiment.rollout
         policy = self.policy()
+        seed = self.experiment.seed
+        if states is not None:  # who has no state to go on from must not play the run's first games again
+            seed = int(np.random.SeedSequence((seed, self.steps)).generate_state(1)[0])
         plan = plan_for(
             policy,
             workers=rollout.workers,
             envs=rollout.envs,
             steps=steps,
             slots=slots,
-            seed=self.experiment.seed,
+            seed=seed,
             polite=not self.algorithm.on_policy,
         )
         self.source = open_source(plan, self.experiment, self.logs, states)
@@ -172,7 +175,7 @@ class OffPolicy(Trainee):
         self.steps += steps
         self.episodes.add(block.episodes)
         self.lag = block.lag
-        if len(self.replay) >= self.config.learning_starts:
+        if self.steps >= self.config.learning_starts:
             self.debt += steps * self.config.updates_per_step
 
     def _learn(self) -> None:
