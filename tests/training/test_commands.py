@@ -16,7 +16,7 @@ from sparring.training.experiment import Checkpoints, Evaluation, Experiment, Ro
 from sparring.training.plot import curve, drawn_return, groups
 from sparring.training.run import Run
 from sparring.training.tensorboard import EventFile
-from sparring.training.view import Lines, Terminal, sparkline
+from sparring.training.view import Lines, Terminal, remaining, sparkline
 
 app = typer.Typer()
 for _name in ("train", "evaluate", "record", "plot", "publish", "runs"):
@@ -168,10 +168,23 @@ def test_views(run, terminal):
     assert "dqn on CartPole-v1" in said
     assert "iteration 4" in said
     if terminal:
-        assert "sample" in said
+        for words in ("sample", "evaluation", "loss/q", "100% in 0:0", str(run.path.name), "┤"):
+            assert words in said
+
+
+def test_how_long_it_takes():
+    row = {"steps": 25.0, "iteration": 1.0, "time/total_s": 100.0}
+
+    def said(stop, row=row, since=20.0):
+        return remaining(Experiment(game="g", algorithm={"name": "dqn"}, stop=stop), row, since)
+
+    assert said(Stop(steps=100)) == "25% in 2:00, about 4:40 left"
+    assert said(Stop(seconds=7200.0, return_=9.5)) == "1% in 2:00, about 1:58:00 left; a return of 9.5 ends it"
+    assert said(Stop(steps=25)) == "100% in 2:00"
+    assert said(Stop()) == "2:00, no stop condition: until Ctrl-C"
+    assert said(Stop(), {}).startswith("0:20: imports")
 
 
 def test_sparklines():
     assert sparkline([0, 1, 2, 3.5, 7], 10) == "▁▂▃▅█  7.0"
     assert sparkline([1.0] * 50, 10) == "▁" * 10 + "  1.0"
-    assert sparkline([], 10) == "no episode ended yet"

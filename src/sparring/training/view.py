@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Protocol
 
-from rich.console import Console, Group, RenderableType
+from rich.console import Console, RenderableType
 from rich.live import Live
 from rich.logging import RichHandler
 from rich.panel import Panel
@@ -15,13 +15,16 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from sparring.training.experiment import Experiment
+from sparring.terminal import curve, plain
+from sparring.training.experiment import Experiment, Stop
 from sparring.training.metrics import PHASES, Row
 from sparring.training.run import Run
 
 __all__ = ["Lines", "Silent", "Terminal", "View", "sparkline", "view_for"]
 
 BLOCKS = "▁▂▃▄▅▆▇█"
+PLAYED, EVALUATED = "episode/return_mean", "evaluation/return_mean"
+OWN = ("loss/", "q/", "value/", "policy/")  # the algorithm's metrics
 COLOURS = {"sample": "cyan", "load": "blue", "learn": "magenta", "update": "yellow"}
 
 
@@ -73,44 +76,60 @@ class Lines:
 
 
 class Terminal:
-    """Progress, the return's curve and where the time goes, redrawn in place."""
+    """Progress, curves, figures and where the time goes, redrawn in place every second."""
 
     def __init__(self, console: Console) -> None:
         self.console = console
-        self.returns: list[float] = []
 
     @contextmanager
     def show(self, experiment: Experiment, run: Run) -> Iterator[None]:
         self.experiment, self.path = experiment, run.path
-        self.returns = [r for row in run.rows() if (r := shown_return(row)) is not None]
+        self.curves: dict[str, list[float]] = {PLAYED: [], EVALUATED: []}
+        self.last: Row = {}
+        self.since = time.monotonic()
+        for row in run.rows():
+            self._note(row)
         handler = RichHandler(console=self.console, show_path=False)  # or warnings would tear the picture
         root = logging.getLogger("sparring")
         root.addHandler(handler)
         root.propagate = False
         try:
-            with Live(console=self.console, auto_refresh=False) as self.live:
-                self.live.update(self._draw({}), refresh=True)
+            with Live(console=self.console, get_renderable=self._draw, refresh_per_second=1) as self.live:
                 yield
         finally:
             root.removeHandler(handler)
             root.propagate = True
 
     def row(self, row: Row) -> None:
-        if (value := shown_return(row)) is not None:
-            self.returns.append(value)
-        self.live.update(self._draw(row), refresh=True)
+        self._note(row)
+        self.since = time.monotonic()
 
-    def _draw(self, row: Row) -> RenderableType:
-        width = max(self.console.width - 24, 20)
+    def _note(self, row: Row) -> None:
+        self.last = row
+        for name, values in self.curves.items():
+            if name in row:
+                values.append(row[name])
+
+    def _draw(self) -> RenderableType:
+        width, row, (played, evaluated) = max(self.console.width - 24, 20), self.last, self.curves.values()
         table = Table.grid(padding=(0, 2))
         table.add_column(style="dim")
         table.add_column()
         table.add_row("progress", ProgressBar(total=1.0, completed=progress(self.experiment, row), width=width))
-        table.add_row("return", sparkline(self.returns, width))
-        table.add_row("time", phase_bar(row, width))
-        table.add_row("", describe(row) if row else "starting: imports, games, compilation …")
+        table.add_row("", remaining(self.experiment, row, time.monotonic() - self.since))
+        if played:
+            table.add_row("return", Text(curve(played, width - 9, 6), style="cyan"))
+        if evaluated:
+            table.add_row("evaluation", sparkline(evaluated, width - 9))
+        if row:
+            table.add_row("time", phase_bar(row, width))
+            table.add_row("", describe(row))
+            own = [f"{name} {row[name]:.4g}" for name in row if name.startswith(OWN)]
+            table.add_row("", Text("  ".join(own), style="dim"))
         title = f"{self.experiment.name} on {self.experiment.game}"
-        return Panel(Group(table), title=title, subtitle=str(self.path), title_align="left", subtitle_align="right")
+        return Panel(
+            table, title=plain(title), subtitle=plain(str(self.path)), title_align="left", subtitle_align="right"
+        )
 
 
 def describe(row: Row) -> str:
@@ -124,10 +143,6 @@ def describe(row: Row) -> str:
     return "  ".join(parts)
 
 
-def shown_return(row: Row) -> float | None:
-    return row.get("evaluation/return_mean", row.get("episode/return_mean"))
-
-
 def progress(experiment: Experiment, row: Row) -> float:
     """The stop condition that is nearest, from 0 to 1; a return is reached when it is reached."""
     stop = experiment.stop
@@ -135,10 +150,26 @@ def progress(experiment: Experiment, row: Row) -> float:
     return max((min(row.get(name, 0.0) / limit, 1.0) for name, limit in pairs if limit), default=0.0)
 
 
+def remaining(experiment: Experiment, row: Row, since: float) -> str:
+    """Time so far, `since` the last row too, and about how much is left."""
+    if not row:
+        return f"{clock(since)}: imports, games, compilation …"
+    done, spent = progress(experiment, row), row["time/total_s"] + since
+    if experiment.stop == Stop():
+        return f"{clock(spent)}, no stop condition: until Ctrl-C"
+    left = f", about {clock(row['time/total_s'] / done - spent)} left" if 0 < done < 1 else ""
+    goal = "" if experiment.stop.return_ is None else f"; a return of {experiment.stop.return_:g} ends it"
+    return f"{done:.0%} in {clock(spent)}{left}{goal}"
+
+
+def clock(seconds: float) -> str:
+    """3:05, 1:02:03."""
+    minutes, rest = divmod(int(max(seconds, 0)), 60)
+    return f"{minutes // 60}:{minutes % 60:02d}:{rest:02d}" if minutes >= 60 else f"{minutes}:{rest:02d}"
+
+
 def sparkline(values: list[float], width: int) -> str:
     """The curve in one line; many values are averaged into `width` columns."""
-    if not values:
-        return "no episode ended yet"
     if len(values) > width:
         edges = [round(i * len(values) / width) for i in range(width + 1)]
         values = [sum(values[a:b]) / (b - a) for a, b in itertools.pairwise(edges)]
