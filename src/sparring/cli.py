@@ -417,16 +417,23 @@ def _root(
 
 # Commands about runs of the training core.
 app.command(
-    epilog=_examples("sparring train CartPole-v1 --algorithm ppo", "sparring train experiments/cartpole-dqn.yaml")
+    epilog=_examples(
+        "sparring train CartPole-v1 --algorithm ppo",
+        "sparring train experiments/pendulum-sac.yaml --set algorithm.lr=1e-3 --set seed=2 --out runs/second",
+        "sparring train runs/second --resume --set stop.steps=100_000",
+    )
 )(commands.train)
 app.command(
     epilog=_examples("sparring sweep experiments/sweep-cartpole-ppo.yaml", "sparring sweep runs/my-sweep --resume")
 )(sweeps.sweep)
-app.command("eval", epilog=_examples("sparring eval runs/001 --episodes 50"))(commands.evaluate)
-app.command(epilog=_examples("sparring record runs/001 out.mp4"))(commands.record)
-app.command(epilog=_examples("sparring plot runs/001 runs/002 --out figure.png"))(commands.plot)
-app.command(epilog=_examples("sparring publish runs/001"))(commands.publish)
-app.command(epilog=_examples("sparring runs"))(commands.runs)
+RUN = "runs/CartPole-v1-ppo-1"
+app.command("eval", epilog=_examples(f"sparring eval {RUN} --episodes 50", "sparring eval CartPole-v1/bot/3"))(
+    commands.evaluate
+)
+app.command(epilog=_examples(f"sparring record {RUN}", f"sparring record {RUN} out.mp4 --episodes 3"))(commands.record)
+app.command(epilog=_examples(f"sparring plot {RUN} runs/CartPole-v1-ppo-2 --out figure.png"))(commands.plot)
+app.command(epilog=_examples(f"sparring publish {RUN}", f"sparring publish {RUN} --model careful"))(commands.publish)
+app.command(epilog=_examples("sparring runs", "sparring runs experiments/of-monday"))(commands.runs)
 app.add_typer(
     registry_commands.app,
     name="registry",

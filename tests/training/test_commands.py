@@ -89,7 +89,6 @@ def test_what_is_neither_run_nor_model(tmp_path):
 def test_record_writes_a_video(run, tmp_path, monkeypatch):
     imageio_ffmpeg = pytest.importorskip("imageio_ffmpeg")
     pytest.importorskip("pygame")
-    monkeypatch.setenv("SDL_VIDEODRIVER", "dummy")
     out = tmp_path / "sub" / "play.mp4"
     assert "returns" in call("record", run.path, out)
     frames = imageio_ffmpeg.read_frames(str(out))
@@ -98,6 +97,39 @@ def test_record_writes_a_video(run, tmp_path, monkeypatch):
     assert sum(1 for _ in frames) > min(length, 5)
     with pytest.raises(InputError, match=r"\.mp4"):
         call("record", run.path, tmp_path / "play.gif")
+
+
+def test_videos_of_checkpoints_lie_in_the_run(tmp_path, monkeypatch):
+    pytest.importorskip("imageio_ffmpeg")
+    e = Experiment(
+        game="CartPole-v1",
+        algorithm={"name": "ppo", "layers": [], "steps": 64, "epochs": 1},
+        stop=Stop(iterations=5),
+        checkpoint=Checkpoints(every=2, keep=1, video=True),
+        out=str(tmp_path / "run"),
+    )
+    run = loop.train(e)
+    assert [path.name for path in sorted((run.path / "videos").iterdir())] == [f"0000000{n}.mp4" for n in (2, 4, 5)]
+    run.video(5).unlink()
+    assert str(run.video(5)) in call("record", run.path)
+    assert run.video(5).stat().st_size > 1000
+    call("publish", run.path, "--registry", tmp_path / "registry")
+    monkeypatch.chdir(tmp_path)
+    call("record", "CartPole-v1/bot", "--registry", tmp_path / "registry")
+    assert (tmp_path / "CartPole-v1-bot.mp4").stat().st_size > 1000
+
+
+def test_a_game_without_pictures_is_refused_before_the_run(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(Path(__file__).parent)
+    e = Experiment(
+        game="odd_games:Odd-v0",
+        algorithm={"name": "ppo"},
+        checkpoint=Checkpoints(video=True),
+        out=str(tmp_path / "run"),
+    )
+    with pytest.raises(InputError, match="Odd-v0 draws no pictures"):
+        loop.train(e)
+    assert not (tmp_path / "run").exists()
 
 
 @pytest.mark.parametrize("kind", ["png", "svg"])

@@ -1,9 +1,13 @@
 """Where games come from: a Gymnasium id, or a JSON file that declares a game we cannot simulate."""
 
+import ctypes
 import importlib
 import math
+import os
 import re
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +16,7 @@ import numpy as np
 from sparring.errors import InputError
 from sparring.games.spec import Box, Dict, Discrete, Game, MultiDiscrete, Space
 
-__all__ = ["declare", "load", "make", "register"]
+__all__ = ["declare", "load", "make", "register", "silent"]
 
 PACKAGES = {
     r".*BulletEnv-v\d+$": ("pybullet_envs_gymnasium", "sparring[bullet]"),
@@ -54,12 +58,12 @@ def make(env_id: str, **options: Any) -> Any:
             from sparring.games.atari import Atari
 
             return Atari(env_id, **options)
-        env = gymnasium.make(env_id, **options)
-        if "pybullet_envs_gymnasium" in sys.modules:
+        if "pybullet_envs_gymnasium" not in sys.modules:
+            return gymnasium.make(env_id, **options)
+        with silent():
             from sparring.games.bullet import quicken
 
-            return quicken(env)
-        return env
+            return quicken(gymnasium.make(env_id, **options))
     except (gymnasium.error.Error, ImportError) as error:  # ImportError: a game whose own needs are not installed
         raise InputError(f"cannot make the game {env_id!r}: {error}") from error
 
@@ -80,6 +84,25 @@ def register(env_id: str) -> None:
         importlib.import_module(module)
     except ImportError as error:
         raise InputError(f"{env_id} needs {module}: pip install '{package}'") from error
+
+
+@contextmanager
+def silent() -> Iterator[None]:
+    """What simulators' C code prints goes nowhere: PyBullet tells of its build at import and prints a line for every
+    connection, in the middle of whatever is on the screen."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    null, saved = os.open(os.devnull, os.O_WRONLY), {number: os.dup(number) for number in (1, 2)}
+    try:
+        for number in saved:
+            os.dup2(null, number)
+        yield
+    finally:
+        ctypes.CDLL(None).fflush(None)
+        for number, copy in saved.items():
+            os.dup2(copy, number)
+            os.close(copy)
+        os.close(null)
 
 
 def declare(name: str) -> Game:

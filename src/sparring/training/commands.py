@@ -3,6 +3,8 @@ print; what they do is elsewhere, and is loaded when it is asked for."""
 
 import logging
 import re
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -93,14 +95,16 @@ def evaluate(
     """Play whole episodes with a run's or a published policy and print the returns."""
     from sparring.training.evaluate import play, summary
 
-    told = summary(play(policy_of(target, registry), episodes, seed, explore=explore))
-    for name, value in told.items():
+    policy = policy_of(target, registry)
+    with _progress("playing", episodes) as told:
+        played = play(policy, episodes, seed, explore=explore, told=lambda ended: told(ended, f"{ended} episodes"))
+    for name, value in summary(played).items():
         typer.echo(f"{name.partition('/')[2]:12} {value:,.2f}".rstrip("0").rstrip("."))
 
 
 def record(
     target: Target,
-    out: Annotated[Path, typer.Argument(help="The .mp4 to write.")],
+    out: Annotated[Path | None, typer.Argument(help="The .mp4 to write; default: the next to a run's others.")] = None,
     episodes: Annotated[int, typer.Option(min=1)] = 1,
     seed: Annotated[int, typer.Option(min=0)] = 0,
     registry: Registry = DEFAULT_REGISTRY,
@@ -108,8 +112,36 @@ def record(
     """Write a video of a run's or a published policy; needs no display."""
     from sparring.training import video
 
-    returns = video.record(policy_of(target, registry), out, episodes, seed)
+    policy = policy_of(target, registry)
+    out = out or _video(target)
+    with _progress("recording", episodes) as told:
+        returns = video.record(
+            policy, out, episodes, seed, told=lambda episode, frames: told(episode, f"{frames:,} frames")
+        )
     typer.echo(f"{out}: returns {', '.join(f'{ret:.1f}' for ret in returns)}")
+
+
+def _video(target: str) -> Path:
+    """A run's newest checkpoint has its place; a model's video goes here."""
+    from sparring.training.run import Run, is_run
+
+    if is_run(Path(target)):
+        run = Run(Path(target))
+        return run.video(int(run.checkpoints()[-1].name))
+    return Path(target.replace("/", "-") + ".mp4")
+
+
+@contextmanager
+def _progress(what: str, total: int) -> Iterator[Callable[[int, str], None]]:
+    """On a terminal only, gone when it is done; called with how many of `total` are done, and words."""
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+    columns = TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[words]}"), TimeElapsedColumn()
+    console = Console(stderr=True)
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
+        task = progress.add_task(what, total=total, words="")
+        yield lambda done, words: progress.update(task, completed=done, words=words)
 
 
 def plot(

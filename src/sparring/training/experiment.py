@@ -66,6 +66,7 @@ class Evaluation(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class Checkpoints(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     every: Count = 20  # iterations; 0: only at the end
     keep: Positive = 2
+    video: bool = False  # an episode of each, in the run's videos/; these are all kept
 
 
 class Experiment(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

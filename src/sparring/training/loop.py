@@ -18,7 +18,7 @@ from sparring.errors import InputError, SparringError, Unrenderable
 from sparring.export import onnx, weights
 from sparring.games import Game, catalog
 from sparring.networks.policy import Policy
-from sparring.training import checkpoint
+from sparring.training import checkpoint, video
 from sparring.training.evaluate import play, summary
 from sparring.training.experiment import Experiment, check_keys, explain, override, read, write
 from sparring.training.metrics import MetricsFiles, Row
@@ -133,6 +133,8 @@ def hyperparameters(experiment: Experiment) -> msgspec.Struct | dict[str, Any]:
 def create_trainee(experiment: Experiment, game: Game, logs: Path) -> "Trainee | Bridge":
     if game.env is None and experiment.evaluation.every:
         raise InputError(f"{game.name} is a declared game: it cannot be simulated, so not evaluated (evaluation.every)")
+    if experiment.checkpoint.video:
+        video.require(game)
     if experiment.is_rllib:
         return load_bridge().Bridge(experiment, game)
     use_compilation_cache()
@@ -295,6 +297,8 @@ class Loop:
             new = path / f"{name}.new"
             new.write_bytes(data)
             new.replace(path / name)
+        if self.experiment.checkpoint.video:
+            video.record(policy, self.directory.video(self.iteration), seed=self.experiment.seed)
 
 
 @contextmanager

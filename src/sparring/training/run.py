@@ -44,6 +44,9 @@ class Run:
             raise InputError(f"{self.path} has no policy yet: it is written with the first checkpoint")
         return weights.load(path.read_bytes())
 
+    def video(self, iteration: int) -> Path:
+        return self.path / "videos" / f"{iteration:08d}.mp4"
+
     def checkpoints(self) -> list[Path]:
         """Oldest first."""
         found = self.path.glob("checkpoints/*")

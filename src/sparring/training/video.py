@@ -1,34 +1,68 @@
 """Episodes as an mp4, without a display: PyBullet, Atari and Gymnasium render into arrays, ffmpeg does the rest."""
 
+import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from sparring.errors import InputError
+from sparring.games import Game
 from sparring.games.catalog import make
 from sparring.games.spec import Discrete, column
 from sparring.networks.policy import Policy
 
-__all__ = ["record"]
+__all__ = ["record", "require"]
 
 FPS = 30
 
 
-def record(policy: Policy, out: Path, episodes: int = 1, seed: int = 0, max_steps: int = 5000) -> list[float]:
-    """Plays greedily and writes what is seen; the returns."""
+def require(game: Game) -> None:
+    """InputError where the game, or this machine, cannot be recorded: a run should not find out after an hour."""
+    from gymnasium.error import DependencyNotInstalled
+
     try:
-        import imageio_ffmpeg
+        import imageio_ffmpeg  # noqa: F401
     except ImportError as error:
         raise InputError("recording needs ffmpeg: pip install 'sparring[train]'") from error
-    if out.suffix != ".mp4":
-        raise InputError(f"{out}: videos are written as .mp4")
-    game = policy.game
     if game.env is None:
         raise InputError(f"{game.name} is a declared game: it cannot be simulated, so not recorded")
+    for device in ("SDL_VIDEODRIVER", "SDL_AUDIODRIVER"):  # pygame asks for a display and a sound card, or complains
+        os.environ.setdefault(device, "dummy")
+    env = make(game.env)
+    env.close()
+    if "rgb_array" not in (env.metadata.get("render_modes") or ()):
+        raise InputError(f"{game.name} draws no pictures (rgb_array is not among its render_modes)")
+    env = make(game.env, render_mode="rgb_array")
+    try:
+        env.reset(seed=0)
+        env.render()
+    except DependencyNotInstalled as error:
+        raise InputError(f"{game.name} cannot be recorded: {error}") from error
+    finally:
+        env.close()
+
+
+def record(
+    policy: Policy,
+    out: Path,
+    episodes: int = 1,
+    seed: int = 0,
+    max_steps: int = 5000,
+    told: Callable[[int, int], object] = lambda episode, frames: None,
+) -> list[float]:
+    """Plays greedily and writes what is seen, whole or not at all; the returns. `told` hears how far it is."""
+    game = policy.game
+    require(game)
+    import imageio_ffmpeg
+
+    if out.suffix != ".mp4":
+        raise InputError(f"{out}: videos are written as .mp4")
+    assert game.env is not None
     env = make(game.env, render_mode="rgb_array")
     writer: Any = None
-    returns = []
+    returns, new = [], out.with_name(f".{out.name}")
     try:
         for episode in range(episodes):
             obs, _ = env.reset(seed=seed + episode)
@@ -39,18 +73,23 @@ def record(policy: Policy, out: Path, episodes: int = 1, seed: int = 0, max_step
                     out.parent.mkdir(parents=True, exist_ok=True)
                     fps = float(env.metadata.get("render_fps") or FPS)
                     size = (frame.shape[1], frame.shape[0])
-                    writer = imageio_ffmpeg.write_frames(str(out), size, fps=fps, macro_block_size=1)
+                    writer = imageio_ffmpeg.write_frames(str(new), size, fps=fps, macro_block_size=1)
                     writer.send(None)
                 writer.send(np.ascontiguousarray(frame))
                 action = policy.act(column(game.observation, [obs]))[0][0]
                 native = int(action) if isinstance(game.action, Discrete) else action.reshape(env.action_space.shape)
                 obs, reward, terminated, truncated, _ = env.step(native)
                 total, over, steps = total + float(reward), terminated or truncated, steps + 1
+                told(episode, steps)
             returns.append(total)
+    except BaseException:
+        new.unlink(missing_ok=True)
+        raise
     finally:
         if writer is not None:
             writer.close()
         env.close()
+    new.replace(out)
     return returns
 
 
