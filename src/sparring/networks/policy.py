@@ -270,11 +270,11 @@ def features(space: Space, obs: Array) -> Array:
     if isinstance(space, Dict):
         flat = [_flat(features(space.fields[name], obs[name])) for name in sorted(space.fields)]
         return np.concatenate(flat, -1)
-    x = obs.astype(np.float32, copy=False)
     if space.is_image:
         h, w, c = image_layout(space)
-        return x.transpose(0, h + 1, w + 1, c + 1) * np.float32(1 / 255)
-    return _flat(x)
+        pixels = np.ascontiguousarray(obs.transpose(0, h + 1, w + 1, c + 1))  # a view is slow to convolve
+        return pixels * np.float32(1 / 255)
+    return _flat(obs.astype(np.float32, copy=False))
 
 
 def _flat(x: Array) -> Array:
