@@ -312,8 +312,8 @@ def asked_to_stop() -> Iterator[threading.Event]:
 
     def stop(signum: int, frame: Any) -> None:
         asked.set()
-        for s, handler in before.items():
-            signal.signal(s, handler)
+        for s, handler in before.items():  # shells start what runs in the background with Ctrl-C ignored
+            signal.signal(s, signal.SIG_DFL if handler == signal.SIG_IGN else handler)
 
     for s in before:
         signal.signal(s, stop)
