@@ -42,6 +42,8 @@ class Odd(gymnasium.Env):  # type: ignore[type-arg]
         if what == "hang":
             while True:
                 time.sleep(0.01)
+        if what == "nap":
+            return time.sleep(2)
         if what.startswith("raise"):
             raise ValueError("ouch")
         os._exit(7)

@@ -156,6 +156,15 @@ class TestPool:
             assert "odd_games.py" in told  # where it hung
             assert "_trouble" in told
 
+    def test_in_our_own_process_a_hung_game_is_told(self, tmp_path, monkeypatch, caplog):
+        (tmp_path / "trouble").write_text("nap")
+        monkeypatch.setenv("ODD_TROUBLE", str(tmp_path / "trouble"))
+        policy = policy_for("odd_games:Odd-v0")
+        with caplog.at_level(logging.WARNING, "sparring.rollout"):
+            assert len(played(Local(plan(policy, 0), limit=0.5), policy, 2)) == 2
+        assert caplog.text.count("the game has not answered for 0.5 s") == 1
+        assert "in _trouble" in caplog.text  # where it hung
+
     def test_who_was_not_asked_is_not_late(self, tmp_path):
         """Learning may take longer than the limit: a worker that waited meanwhile has done nothing wrong."""
         policy = policy_for("CartPole-v1")

@@ -14,8 +14,11 @@ import re
 import selectors
 import signal
 import socket
+import sys
 import tempfile
+import threading
 import time
+import traceback
 from collections import deque
 from collections.abc import Sequence
 from multiprocessing.connection import Connection
@@ -102,7 +105,7 @@ def open_source(
     limit = experiment.rollout.limit
     if experiment.runner == "ray":
         return load_cluster().RayPool(plan, limit, experiment.resources, states)
-    return Pool(plan, limit, logs, states) if experiment.rollout.workers else Local(plan, states)
+    return Pool(plan, limit, logs, states) if experiment.rollout.workers else Local(plan, states, limit)
 
 
 def load_cluster() -> Any:
@@ -114,9 +117,10 @@ def load_cluster() -> Any:
 
 
 class Local:
-    """One actor in this process: blocks are played when they are taken. For debuggers, small games and identity."""
+    """One actor in this process: blocks are played when they are taken. For debuggers, small games and identity. A game
+    that hangs cannot be killed here; it is told."""
 
-    def __init__(self, plan: Plan, states: list[dict[str, Array] | None] | None = None) -> None:
+    def __init__(self, plan: Plan, states: list[dict[str, Array] | None] | None = None, limit: float = 60.0) -> None:
         self.plan = plan
         self.arena = Arena(plan, bytearray(Arena.size_of(plan)))
         self.actor = Actor(plan.game, build(plan.game, plan.envs), worker_seed(plan, 0))
@@ -124,6 +128,20 @@ class Local:
             self.actor.restore(states[0])
         self.policy: Policy | None = None
         self.at_random = False
+        self.player: int | None = None  # the thread that plays right now
+        self.closed = threading.Event()
+        threading.Thread(target=self._watch, args=(limit,), daemon=True).start()
+
+    def _watch(self, limit: float) -> None:
+        told = 0.0
+        while not self.closed.wait(min(1.0, limit / 4)):
+            beat, player = float(self.actor.beat[0]), self.player
+            if player is not None and beat != told and time.monotonic() - beat > limit:
+                told = beat
+                where = "".join(traceback.format_stack(sys._current_frames().get(player)))
+                log.warning(
+                    "the game has not answered for %g s (a worker's would be replaced). It is in:\n%s", limit, where
+                )
 
     def publish(self, policy: Policy, at_random: bool = False) -> None:
         self.policy, self.at_random = policy, at_random
@@ -134,7 +152,11 @@ class Local:
     def take(self) -> Block:
         assert self.policy is not None, "publish a policy first"
         rows = self.arena.block(0, 0)
-        return Block(0, 0, 0, rows, self.actor.fill(rows, self.policy, self.at_random))
+        self.actor.beat[0], self.player = time.monotonic(), threading.get_ident()
+        try:
+            return Block(0, 0, 0, rows, self.actor.fill(rows, self.policy, self.at_random))
+        finally:
+            self.player = None
 
     def release(self, block: Block) -> None:
         pass
@@ -149,6 +171,7 @@ class Local:
         return [self.actor.state()]
 
     def close(self) -> None:
+        self.closed.set()
         self.actor.environments.close()
 
 
