@@ -20,12 +20,13 @@ import threading
 import time
 import traceback
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple, Protocol
 
 import msgspec
+import numpy as np
 
 from sparring.errors import InputError, SparringError
 from sparring.games.spec import Array
@@ -123,19 +124,30 @@ class Local:
     def __init__(self, plan: Plan, states: list[dict[str, Array] | None] | None = None, limit: float = 60.0) -> None:
         self.plan = plan
         self.arena = Arena(plan, bytearray(Arena.size_of(plan)))
-        self.actor = Actor(plan.game, build(plan.game, plan.envs), worker_seed(plan, 0))
-        if states and states[0] is not None:
-            self.actor.restore(states[0])
         self.policy: Policy | None = None
         self.at_random = False
         self.player: int | None = None  # the thread that plays right now
+        self.beat = np.zeros(1)  # when the game was last asked for something
         self.closed = threading.Event()
         threading.Thread(target=self._watch, args=(limit,), daemon=True).start()
+        with self._playing():
+            self.actor = Actor(plan.game, build(plan.game, plan.envs), worker_seed(plan, 0))
+        self.actor.beat = self.beat
+        if states and states[0] is not None:
+            self.actor.restore(states[0])
+
+    @contextlib.contextmanager
+    def _playing(self) -> Iterator[None]:
+        self.beat[0], self.player = time.monotonic(), threading.get_ident()
+        try:
+            yield
+        finally:
+            self.player = None
 
     def _watch(self, limit: float) -> None:
         told = 0.0
         while not self.closed.wait(min(1.0, limit / 4)):
-            beat, player = float(self.actor.beat[0]), self.player
+            beat, player = float(self.beat[0]), self.player
             if player is not None and beat != told and time.monotonic() - beat > limit:
                 told = beat
                 where = "".join(traceback.format_stack(sys._current_frames().get(player)))
@@ -152,11 +164,8 @@ class Local:
     def take(self) -> Block:
         assert self.policy is not None, "publish a policy first"
         rows = self.arena.block(0, 0)
-        self.actor.beat[0], self.player = time.monotonic(), threading.get_ident()
-        try:
+        with self._playing():
             return Block(0, 0, 0, rows, self.actor.fill(rows, self.policy, self.at_random))
-        finally:
-            self.player = None
 
     def release(self, block: Block) -> None:
         pass
