@@ -129,7 +129,8 @@ class Local:
         self.player: int | None = None  # the thread that plays right now
         self.beat = np.zeros(1)  # when the game was last asked for something
         self.closed = threading.Event()
-        threading.Thread(target=self._watch, args=(limit,), daemon=True).start()
+        self.watch = threading.Thread(target=self._watch, args=(limit,), daemon=True)
+        self.watch.start()
         with self._playing():
             self.actor = Actor(plan.game, build(plan.game, plan.envs), worker_seed(plan, 0))
         self.actor.beat = self.beat
@@ -181,6 +182,7 @@ class Local:
 
     def close(self) -> None:
         self.closed.set()
+        self.watch.join()  # a thread that Python finds alive at its end may take the process down with it
         self.actor.environments.close()
 
 
