@@ -64,5 +64,22 @@ class Endless(Odd):
         return (*super().step(action)[:3], False, {})
 
 
-for _kind in (Odd, Moody, Endless):
+class Hopeless(Odd):
+    """Gives what is no number, no shape and no answer (ODD_ANSWER)."""
+
+    def reset(self, *, seed=None, options=None):  # type: ignore[no-untyped-def]
+        obs, info = super().reset(seed=seed)
+        wrong = {
+            "nan seen": (np.full(1, np.nan, np.float32), info),
+            "shape": (np.zeros(3, np.float32), info),
+            "old": obs,
+        }
+        return wrong.get(os.environ["ODD_ANSWER"], (obs, info))
+
+    def step(self, action):  # type: ignore[no-untyped-def]
+        obs, reward, *rest = super().step(action)
+        return obs, float("nan") if os.environ["ODD_ANSWER"] == "nan won" else reward, *rest
+
+
+for _kind in (Odd, Moody, Endless, Hopeless):
     gymnasium.register(f"{_kind.__name__}-v0", entry_point=_kind)

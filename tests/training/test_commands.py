@@ -1,6 +1,7 @@
 """The commands about runs, as a person would use them."""
 
 import struct
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -10,6 +11,7 @@ import typer
 from typer.testing import CliRunner
 
 from sparring.errors import InputError
+from sparring.games import catalog
 from sparring.training import commands, loop
 from sparring.training.evaluate import play
 from sparring.training.experiment import Checkpoints, Evaluation, Experiment, Rollout, Stop
@@ -62,6 +64,45 @@ def test_train_by_a_games_name(tmp_path, monkeypatch):
     assert "CartPole-v1-ppo-1" in call("runs")
     with pytest.raises(InputError, match="continue it with --resume"):
         call("train", "runs/CartPole-v1-ppo-1")
+
+
+@pytest.mark.parametrize("name", ["run #1", "2024", "~x", "null"])
+def test_out_is_a_path_whatever_it_is_called(tmp_path, monkeypatch, name):
+    monkeypatch.chdir(tmp_path)
+    words = ("--set", "stop.iterations=1", "--set", "iteration=100", "--set", "algorithm.layers=[]")
+    assert name in call("train", "CartPole-v1", *words, "--out", name)
+    assert Run(tmp_path / name).experiment.stop == Stop(iterations=1)  # what is asked for, and nothing else
+
+
+def test_a_run_that_cannot_be_read_hides_no_other(run, capsys):
+    bad = run.path.with_name("bad")
+    bad.mkdir()
+    (bad / "experiment.yaml").touch()
+    try:
+        said = call("runs", run.path.parent)
+    finally:
+        (bad / "experiment.yaml").unlink()
+        bad.rmdir()
+    assert "seed-1" in said
+    assert "not listed: " in said
+
+
+def test_runs_that_are_a_link_to_nothing(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "runs").symlink_to("nowhere/runs")
+    with pytest.raises(FileExistsError):
+        call("train", "CartPole-v1")
+
+
+def test_a_module_of_ones_own_lies_where_one_works(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("sys.path", list(sys.path))
+    source = (Path(__file__).parent / "odd_games.py").read_text()
+    (tmp_path / "my_own_games.py").write_text(source.replace("{_kind.__name__}-v0", "{_kind.__name__}-v7"))
+    assert catalog.load("my_own_games:Odd-v7").name == "Odd-v7"
+    (tmp_path / "my_bad_games.py").write_text("import not_there_at_all")
+    with pytest.raises(InputError, match="needs my_bad_games: No module named 'not_there_at_all'"):
+        catalog.load("my_bad_games:Odd-v7")
 
 
 def test_evaluate_tells_the_same_twice(run):
@@ -146,6 +187,16 @@ def test_runs_of_one_experiment_are_one_curve(run):
     line = curve([run.rows(), other.rows()], "steps")
     assert (line.low <= line.mean).all()
     assert (line.mean <= line.high).all()
+
+
+def test_a_figure_shows_every_run_or_says_why_not(run, tmp_path):
+    other = Run(run.path.with_name("seed-2"))
+    assert [len(members) for members in groups([run, run, other]).values()] == [2]
+    late = [{"steps": x, "episode/return_mean": 1.0} for x in (5.0, 6.0)]
+    early = [{"steps": x, "episode/return_mean": 1.0} for x in (1.0, 2.0)]
+    assert len(curve([late, early], "steps").x) == 0  # nothing that both have
+    with pytest.raises(InputError, match=r"\.png, \.svg or \.pdf"):
+        call("plot", run.path, "--out", tmp_path / "figure")
 
 
 def test_curves_of_a_figure_show_the_same_return():

@@ -33,6 +33,12 @@ def test_overrides_are_yaml_values(tmp_path):
     assert changed.out == "other"
 
 
+def test_whole_numbers_may_be_written_short(tmp_path):
+    write(tmp_path / "e.yaml", FULL)
+    changed = read(tmp_path / "e.yaml", ["stop.steps=2e6", "algorithm.lr=1e0", "stop.seconds=2.0"])
+    assert (changed.stop.steps, changed.algorithm["lr"], changed.stop.seconds) == (2_000_000, 1, 2.0)
+
+
 def test_overriding_leaves_the_original_alone():
     data = {"game": "g", "algorithm": {"name": "dqn"}}
     assert override(data, ["algorithm.lr=1"])["algorithm"] == {"name": "dqn", "lr": 1}
@@ -51,7 +57,7 @@ def test_overriding_leaves_the_original_alone():
         ("rollout=3", r"rollout is 3, but a group of keys: workers, envs"),
         ("algorithm=dqn", r"algorithm: expected `object`"),
         ("algorithm={lr: 1}", r"algorithm\.name is missing"),
-        ("source=stor", r"source: invalid enum value 'stor'"),
+        ("source=stor", r"source is 'stor': choose one of simulate, store"),
         ("source=store", r"store is missing"),
         ("seed.x=1", r"seed is a value"),
         ("=3", r"write key=value"),

@@ -17,7 +17,7 @@ import pytest
 
 from sparring.errors import InputError, SparringError
 from sparring.training import checkpoint, evaluate, loop
-from sparring.training.experiment import Checkpoints, Evaluation, Experiment, Rollout, Stop
+from sparring.training.experiment import Checkpoints, Evaluation, Experiment, Rollout, Stop, write
 from sparring.training.metrics import PHASES, MetricsFiles
 from sparring.training.run import Run, list_runs, new_directory
 
@@ -170,6 +170,23 @@ def test_a_game_without_an_end_is_evaluated(tmp_path, monkeypatch, caplog):
     assert "10 of 10 episodes of Endless-v0 took 50 steps" in caplog.text
 
 
+@pytest.mark.filterwarnings("ignore::UserWarning")  # Gymnasium's own, of the same
+@pytest.mark.parametrize(
+    ("answer", "message"),
+    [
+        ("nan seen", "Hopeless-v0 gave an observation of nan"),
+        ("nan won", "Hopeless-v0 gave a reward of nan"),
+        ("shape", r"an observation of shape \(3,\), its space says \(1,\)"),
+        ("old", "reset must return an observation and a dict"),
+    ],
+)
+def test_a_game_that_answers_nonsense_is_blamed_for_it(tmp_path, monkeypatch, answer, message):
+    monkeypatch.syspath_prepend(Path(__file__).parent)
+    monkeypatch.setenv("ODD_ANSWER", answer)
+    with pytest.raises(SparringError, match=message):
+        loop.train(experiment(tmp_path / "run", game="odd_games:Hopeless-v0"))
+
+
 def test_a_replay_window_may_be_as_small_as_learning_starts(tmp_path):
     e = experiment(tmp_path / "run", algorithm=DQN | {"replay": 400, "learning_starts": 400})
     assert loop.train(e).rows()[-1]["updates"] > 0
@@ -276,6 +293,45 @@ class TestRefusals:
         with pytest.raises(InputError, match="can only change stop, evaluation, checkpoint"):
             loop.resume(tmp_path / "run", ["algorithm.lr=1"])
 
+    @pytest.mark.parametrize(
+        ("key", "value", "told"),
+        [("seed", 5, "seed was 1, is 5"), ("rollout", {"envs": 2, "steps": 8}, r"rollout\.envs was 4, is 2")],
+    )
+    def test_also_where_its_file_was_edited(self, tmp_path, key, value, told):
+        run = loop.train(experiment(tmp_path / "run", stop=Stop(iterations=1)))
+        edited = Experiment.parse(run.experiment.to_builtins() | {key: value})
+        write(run.path / "experiment.yaml", edited)
+        with pytest.raises(InputError, match=told):
+            loop.resume(run.path, ["stop.iterations=2"])
+
+    def test_a_damaged_checkpoint_names_the_one_before(self, tmp_path):
+        run = loop.train(experiment(tmp_path / "run"))
+        (run.checkpoints()[-1] / "state.safetensors").write_bytes(b"")
+        with pytest.raises(InputError, match=r"To go on from .*00000002, remove it"):
+            loop.resume(run.path)
+
+    @pytest.mark.parametrize(
+        ("changes", "message"),
+        [
+            ({"stop": {"steps": -1}}, r"stop\.steps: expected `int` >= 1"),
+            ({"seed": 2**64}, "seed: expected `int`"),
+            ({"source": "stor"}, "source is 'stor': choose one of simulate, store"),
+            (
+                {"algorithm": DQN | {"layers": [{"layer": "dense", "unit": 3}]}},
+                r"layers\[0\]\.unit: did you mean .*units",
+            ),
+            ({"algorithm": DQN | {"layers": [{"layer": "dens"}]}}, r"layers\[0\] is .*dense or conv"),
+            (
+                {"algorithm": DQN | {"layers": [{"layer": "dense", "units": 3, "activation": "gelu"}]}},
+                "is 'gelu': choose one of relu, tanh, silu, linear",
+            ),
+        ],
+    )
+    def test_python_is_checked_like_yaml(self, tmp_path, changes, message):
+        with pytest.raises(InputError, match=message):
+            loop.train(experiment(tmp_path / "run", **changes))
+        assert not (tmp_path / "run").exists()
+
     def test_one_process_per_run(self, tmp_path):
         run = loop.train(experiment(tmp_path / "run", stop=Stop(iterations=1)))
         with run.alone(), pytest.raises(InputError, match="another process"):
@@ -323,8 +379,6 @@ class TestRefusals:
 
 @pytest.mark.real
 def test_sigterm_writes_a_checkpoint_and_says_so_with_its_exit_code(tmp_path):
-    from sparring.training.experiment import write
-
     write(tmp_path / "e.yaml", experiment(tmp_path / "run", stop=Stop(iterations=10**6), checkpoint=Checkpoints(0, 1)))
     code = "import typer; from sparring.training.commands import train; a = typer.Typer(); a.command()(train); a()"
     process = subprocess.Popen(
@@ -377,8 +431,6 @@ def test_experiments_of_the_project_are_valid():
 @pytest.mark.real
 def test_kill_9_loses_at_most_what_came_after_the_checkpoint_and_leaves_no_worker(tmp_path):
     import psutil
-
-    from sparring.training.experiment import write
 
     changes = {"rollout": Rollout(workers=2, envs=2, steps=8), "stop": Stop(iterations=10**6)}
     write(tmp_path / "e.yaml", experiment(tmp_path / "run", **changes))

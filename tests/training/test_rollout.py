@@ -6,6 +6,7 @@ import time
 from pathlib import Path
 
 import numpy as np
+import psutil
 import pytest
 
 from sparring.errors import SparringError
@@ -236,6 +237,23 @@ class TestPool:
                 pool.take()
         finally:
             pool.close()
+
+    def test_a_hung_worker_ends_with_its_nursery(self, tmp_path, monkeypatch):
+        (tmp_path / "trouble").write_text("hang")
+        monkeypatch.setenv("ODD_TROUBLE", str(tmp_path / "trouble"))
+        policy = policy_for("odd_games:Odd-v0")
+        pool = Pool(plan(policy, 1), 60.0, tmp_path / "logs")
+        pool.publish(policy)
+        pool.start()
+        until = time.monotonic() + 60
+        while (tmp_path / "trouble").exists():
+            assert time.monotonic() < until
+            time.sleep(0.02)
+        worker = psutil.Process(pool.workers[0].process.pid)
+        pool.nursery.process.kill()  # as when the learner is killed: its socket ends, and it goes
+        gone, _ = psutil.wait_procs([worker], timeout=30)
+        assert gone
+        pool.close()
 
     def test_a_game_that_always_dies_ends_the_run_with_its_last_words(self, tmp_path, monkeypatch):
         (tmp_path / "trouble").write_text("die always")

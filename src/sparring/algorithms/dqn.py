@@ -15,7 +15,7 @@ import optax
 from sparring.algorithms.protocol import Count, Fraction, Metrics, Positive
 from sparring.errors import InputError
 from sparring.experience.replay import Batch
-from sparring.games import Discrete, Game
+from sparring.games import Box, Discrete, Game
 from sparring.games.spec import Array
 from sparring.networks.functions import Params, init_params, normalise, q_values, torso
 from sparring.networks.policy import Policy
@@ -56,9 +56,8 @@ class DQN:
 
     def __init__(self, game: Game, config: Config = Config()) -> None:
         if not isinstance(game.action, Discrete):
-            raise InputError(
-                f"DQN takes Discrete actions, {game.name} has {type(game.action).__name__}: use sac, td3 or ppo"
-            )
+            others = "sac, td3 or ppo" if isinstance(game.action, Box) else "ppo"
+            raise InputError(f"DQN takes Discrete actions, {game.name} has {type(game.action).__name__}: use {others}")
         self.game, self.config = game, config
         self.head = QValues(config.duelling)
         self.shapes = param_shapes(game, config.layers, self.head)

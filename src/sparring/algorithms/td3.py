@@ -64,7 +64,7 @@ class TD3:
 
     def __init__(self, game: Game, config: Config = Config()) -> None:
         if not isinstance(game.action, Box):
-            raise InputError(f"TD3 takes Box actions, {game.name} has {type(game.action).__name__}: use dqn or ppo")
+            raise InputError(f"TD3 takes Box actions, {game.name} has {type(game.action).__name__}: use ppo")
         self.game, self.config = game, config
         self.head = Deterministic()
         self.actor_shapes = param_shapes(game, config.layers, self.head)

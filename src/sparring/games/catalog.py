@@ -77,13 +77,16 @@ def register(env_id: str) -> None:
             f"{env_id!r} is not a game: write a Gymnasium id, MODULE:ID, or the path of a .json declaration"
         )
     known = [where for pattern, where in PACKAGES.items() if re.match(pattern, name)]
-    module, package = (named, named) if named else known[0] if known else ("", "")
+    module, package = (named, "") if named else known[0] if known else ("", "")
     if not module:
         return
+    if named and os.getcwd() not in sys.path:
+        sys.path.append(os.getcwd())  # a module of one's own lies where one works
     try:
         importlib.import_module(module)
     except ImportError as error:
-        raise InputError(f"{env_id} needs {module}: pip install '{package}'") from error
+        what = f"pip install '{package}'" if package else f"{error}"
+        raise InputError(f"{env_id} needs {module}: {what}") from error
 
 
 @contextmanager

@@ -66,6 +66,7 @@ class Separate:
         self._seed = 0
         self._episode = np.zeros(count, np.int64)
         self._ended = np.zeros(count, bool)
+        self._fresh = np.ones(count, bool)  # nothing was played of its episode yet
         self._actions: list[list[Array]] = [[] for _ in range(count)]
 
     def reset(self, seed: int) -> Array:
@@ -86,6 +87,9 @@ class Separate:
             if len(self._actions[i]) <= REPLAYED:
                 self._actions[i].append(actions[i])
             obs, reward[i], terminated[i], truncated[i], _ = env.step(self._native(actions[i]))
+            if self._fresh[i]:
+                self._fresh[i] = False
+                require_form(self.game, obs)
             put(self.game.observation, self._obs, i, obs)
         self._ended = terminated | truncated
         return Step(self._obs.copy(), reward, terminated, truncated)
@@ -96,8 +100,12 @@ class Separate:
 
     def _begin(self, i: int) -> None:
         seed = np.random.SeedSequence((self._seed, i, int(self._episode[i]))).generate_state(1)[0]
-        put(self.game.observation, self._obs, i, self.envs[i].reset(seed=int(seed))[0])
-        self._ended[i] = False
+        answer = self.envs[i].reset(seed=int(seed))
+        if not isinstance(answer, tuple) or len(answer) != 2:
+            raise InputError(f"{self.game.name}: reset must return an observation and a dict, it gave {answer!r:.80}")
+        require_form(self.game, answer[0])
+        put(self.game.observation, self._obs, i, answer[0])
+        self._ended[i], self._fresh[i] = False, True
         self._actions[i] = []
 
     def _native(self, action: Array) -> Any:
@@ -208,6 +216,19 @@ def native(game: Game, count: int) -> Native | None:
         env.close()
         return None
     return Native(game, env)
+
+
+def require_form(game: Game, obs: Any) -> None:
+    """NumPy would spread one number over a whole observation without a word. Asked at an episode's first two."""
+    space = game.observation
+    fields = space.fields if isinstance(space, Dict) else {"": space}
+    for name, part in fields.items():
+        value = obs[name] if name else obs
+        if isinstance(part, Box) and np.shape(value) != part.shape:
+            where = f" in {name!r}" if name else ""
+            raise InputError(
+                f"{game.name}: an observation of shape {np.shape(value)}{where}, its space says {part.shape}"
+            )
 
 
 def put(space: Space, column: Array, i: int, obs: Any) -> None:

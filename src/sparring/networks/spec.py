@@ -181,7 +181,7 @@ def param_shapes(game: Game, layers: tuple[Layer, ...], head: Head) -> dict[str,
     if tanh and isinstance(game.action, Box) and not scaling(game.action).bounded.all():
         raise InputError(
             f"a {type(head).__name__} head needs a lower and an upper bound for every action dimension, "
-            f"{game.name} lacks some: declare low and high, or use a Gaussian head"
+            f"{game.name} lacks some: declare low and high, or learn it with ppo"
         )
     shapes, shape = torso_shapes(game.observation, layers)
     width = _size(shape)

@@ -331,16 +331,19 @@ def _cluster(address: Address) -> Any:
         load_balancing_policy=balancing, retry_policy=_Retry(), request_timeout=TIMEOUT, row_factory=tuple_factory
     )
     login = PlainTextAuthProvider(address.user, address.password) if address.user is not None else None
-    return Cluster(
-        list(address.hosts),
-        auth_provider=login,
-        ssl_context=_tls(address.tls),
-        execution_profiles={EXEC_PROFILE_DEFAULT: profile},
-        reconnection_policy=ExponentialReconnectionPolicy(0.5, 8.0),
-        connect_timeout=TIMEOUT,
-        control_connection_timeout=TIMEOUT,
-        protocol_version=5,
-    )
+    try:
+        return Cluster(
+            list(address.hosts),
+            auth_provider=login,
+            ssl_context=_tls(address.tls),
+            execution_profiles={EXEC_PROFILE_DEFAULT: profile},
+            reconnection_policy=ExponentialReconnectionPolicy(0.5, 8.0),
+            connect_timeout=TIMEOUT,
+            control_connection_timeout=TIMEOUT,
+            protocol_version=5,
+        )
+    except cassandra.UnresolvableContactPoints as error:
+        raise InputError(f"{address}: there is no host of that name") from error
 
 
 def _tls(authority: str) -> ssl.SSLContext | None:

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import msgspec
 import numpy as np
 
+from sparring.errors import SparringError
 from sparring.experience.replay import END, STEP, TERMINAL
 from sparring.games import Box, Discrete, Game, MultiDiscrete
 from sparring.games.spec import Array
@@ -126,8 +127,19 @@ class Actor:
                     episodes.append((float(self.returns[i]), int(self.lengths[i])))
                     self.returns[i], self.lengths[i] = 0.0, 0
         rows.obs[:, steps] = self.obs
+        self._require_numbers(rows)
         rows.log_prob[:, :steps] = 0.0 if noise is None else self._log_prob(policy, outputs, noise, rows.action)
         return episodes
+
+    def _require_numbers(self, rows: Rows) -> None:
+        """Learning would turn a game's NaN into a network of NaN, and the blame would fall on the step size."""
+        fields = [rows.obs] if rows.obs.dtype.names is None else [rows.obs[name] for name in rows.obs.dtype.names]
+        played = rows.reward[:, :-1]
+        for what, array in (("reward", played), *(("observation", field) for field in fields)):
+            if array.dtype.kind == "f" and not np.isfinite(array.sum(dtype=np.float64)):
+                bad = array[~np.isfinite(array)]
+                if len(bad):
+                    raise SparringError(f"{self.game.name} gave {'an' if what[0] == 'o' else 'a'} {what} of {bad[0]}")
 
     def _log_prob(self, policy: Policy, outputs: list[Array], noise: Array, action: Array) -> Array | float:
         """(environments, steps) of a block."""

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
+import msgspec
 import typer
 
 from sparring.errors import InputError
@@ -36,6 +37,8 @@ def train(
     resume: Annotated[bool, typer.Option("--resume", help="Go on from the run's newest checkpoint.")] = False,
 ) -> None:
     """Train by simulation (or from a store) until the experiment's stop condition.
+
+    A game's id alone stops after 100,000 steps and is evaluated every 10 iterations, unless --set says otherwise.
 
     Exit codes: 0 done, 2 wrong input, 75 interrupted by SIGTERM or Ctrl-C after a checkpoint was written (--resume
     goes on), 1 anything else.
@@ -67,22 +70,19 @@ def _experiment(target: str, algorithm: str | None, changes: list[str], out: Pat
     from sparring.training.experiment import Experiment, override, read
     from sparring.training.run import is_run
 
-    if out is not None:
-        changes = [*changes, f"out={out}"]
     if is_run(Path(target)):
         raise InputError(f"{target} is a run: continue it with --resume")
-    if Path(target).suffix in (".yaml", ".yml"):
+    if Path(target).suffix.lower() in (".yaml", ".yml"):
         if algorithm is not None:
             changes = [f"algorithm.name={algorithm}", *changes]
-        return read(Path(target), changes)
-    name = algorithm or algorithms.default_for(catalog.load(target))
-    data: dict[str, Any] = {
-        "game": target,
-        "algorithm": {"name": name},
-        "stop": {"steps": 100_000},
-        "evaluation": {"every": 10},
-    }
-    return Experiment.parse(override(data, changes))
+        experiment = read(Path(target), changes)
+    else:
+        name = algorithm or algorithms.default_for(catalog.load(target))
+        data = override({"game": target, "algorithm": {"name": name}}, changes)
+        if data.get("source") != "store":
+            data = {"stop": {"steps": 100_000}, "evaluation": {"every": 10}} | data
+        experiment = Experiment.parse(data)
+    return experiment if out is None else msgspec.structs.replace(experiment, out=str(out))
 
 
 def evaluate(
@@ -127,7 +127,7 @@ def _video(target: str) -> Path:
 
     if is_run(Path(target)):
         run = Run(Path(target))
-        return run.video(int(run.checkpoints()[-1].name))
+        return run.video(max((int(path.name) for path in run.checkpoints()), default=0))
     return Path(target.replace("/", "-") + ".mp4")
 
 
@@ -193,7 +193,7 @@ def publish_run(path: Path, model: str, registry: str) -> Any:
 def runs(
     root: Annotated[Path, typer.Argument(help="Where to look for runs.")] = Path("runs"),
 ) -> None:
-    """List and compare the runs below a directory."""
+    """List and compare the runs below a directory; of those that learn from a store, updates in the place of steps."""
     from rich.console import Console
     from rich.table import Table
 
@@ -202,21 +202,28 @@ def runs(
     table = Table(box=None)
     for column in ("run", "game", "algorithm", "seed", "steps", "steps/s", "return", "evaluation", "time"):
         table.add_column(column, no_wrap=True, justify="left" if column in ("run", "game", "algorithm") else "right")
+    bad: list[InputError] = []
     for run in list_runs(root):
-        e, rows = run.experiment, run.rows()
+        try:
+            e, rows = run.experiment, run.rows()
+        except InputError as error:
+            bad.append(error)
+            continue
         last = {key: value for row in rows for key, value in row.items()}
         number = {key: f"{value:,.1f}" for key, value in last.items()}
         seconds = last.get("time/total_s", 0.0)
         table.add_row(
             str(run.path), e.game, e.name, str(e.seed),
-            f"{last.get('steps', 0):,.0f}", f"{last.get('steps', 0) / seconds:,.0f}" if seconds else "",
+            f"{last.get(e.axis, 0):,.0f}", f"{last.get(e.axis, 0) / seconds:,.0f}" if seconds else "",
             number.get("episode/return_recent", ""), number.get("evaluation/return_mean", ""), f"{seconds:,.0f} s",
         )  # fmt: skip
-    if not table.rows:
+    if not table.rows and not bad:
         raise InputError(f"there are no runs below {root}")
     console = Console()
     console.width = max(console.width, console.measure(table, options=console.options.update(width=500)).maximum)
     console.print(table)  # as wide as it is: half a number helps nobody
+    for problem in bad:
+        typer.echo(f"not listed: {problem}", err=True)
 
 
 def policy_of(target: str, registry: str) -> "Policy":

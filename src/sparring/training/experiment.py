@@ -5,7 +5,7 @@ import difflib
 import re
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Annotated, Any, Literal, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
 import msgspec
 
@@ -27,6 +27,7 @@ __all__ = [
 
 Positive = Annotated[int, msgspec.Meta(ge=1)]
 Count = Annotated[int, msgspec.Meta(ge=0)]
+Seed = Annotated[int, msgspec.Meta(ge=0, lt=2**63)]
 Share = Annotated[float, msgspec.Meta(ge=0)]
 Seconds = Annotated[float, msgspec.Meta(gt=0)]
 
@@ -82,11 +83,11 @@ class Experiment(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     stop: Stop = Stop()
     evaluation: Evaluation = Evaluation()
     checkpoint: Checkpoints = Checkpoints()
-    seed: Count = 0
+    seed: Seed = 0
     out: str | None = None  # the run's directory; none: the next free one under runs/
 
     def __post_init__(self) -> None:
-        if not isinstance(self.algorithm.get("name"), str):
+        if not isinstance(self.algorithm, dict) or not isinstance(self.algorithm.get("name"), str):
             raise ValueError("algorithm.name is missing: say which algorithm, such as {name: ppo}")
         if self.runner == "ray" and self.rollout.workers == 0:
             raise ValueError("runner: ray plays in actors: say how many with rollout.workers")
@@ -171,7 +172,12 @@ def parse_yaml(text: str, where: str) -> Any:
     class Loader(yaml.SafeLoader):  # type: ignore[misc]  # PyYAML ships no types
         pass
 
-    # YAML 1.1 reads 1e-3 as text, for want of a dot. Everybody means a number.
+    def number(loader: Any, node: Any) -> float:
+        value: float = loader.construct_yaml_float(node)
+        return int(value) if "e" in node.value.lower() and value.is_integer() else value
+
+    # YAML 1.1 reads 1e-3 as text, for want of a dot. Everybody means a number, and by 1e6 a whole one.
+    Loader.add_constructor("tag:yaml.org,2002:float", number)
     Loader.add_implicit_resolver(
         "tag:yaml.org,2002:float", re.compile(r"[-+]?(\d[\d_]*)(\.\d*)?[eE][-+]?\d+"), list("-+0123456789")
     )
@@ -192,6 +198,8 @@ def check_keys(data: dict[str, Any], kind: type[msgspec.Struct], path: str) -> N
             hint = f"did you mean {path}{near[0]}?" if near else f"there are {', '.join(fields)}"
             raise InputError(f"unknown key {full}: {hint}")
         inner = hints[fields[key]]
+        if get_origin(inner) is Literal and value not in get_args(inner):
+            raise InputError(f"{full} is {value!r}: choose one of {', '.join(get_args(inner))}")
         if get_origin(inner) is None and isinstance(inner, type) and issubclass(inner, msgspec.Struct):
             if not isinstance(value, dict):
                 raise InputError(f"{full} is {value!r}, but a group of keys: {', '.join(f for f in _names(inner))}")

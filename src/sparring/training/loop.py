@@ -18,6 +18,7 @@ from sparring.errors import InputError, SparringError, Unrenderable
 from sparring.export import onnx, weights
 from sparring.games import Game, catalog
 from sparring.networks.policy import Policy
+from sparring.networks.spec import Conv, Dense
 from sparring.training import checkpoint, video
 from sparring.training.evaluate import play, summary
 from sparring.training.experiment import Experiment, check_keys, explain, override, read, write
@@ -51,11 +52,12 @@ def train(experiment: Experiment, view: View | None = None) -> Run:
 
 def resume(path: Path, changes: Iterable[str] = (), view: View | None = None) -> Run:
     """Goes on from the newest checkpoint; without one, from the beginning. `changes` are written as for --set."""
-    return reopen(path, changes, view).run()
+    return reopen(path, changes, view, same=True).run()
 
 
 def begin(experiment: Experiment, view: View | None = None) -> "Loop":
     """A new run that has not played yet."""
+    experiment = Experiment.parse(experiment.to_builtins())  # Python checks no types
     game = catalog.load(experiment.game)
     asked, experiment = experiment.out, resolve(experiment)
     path = new_directory(experiment, game.name)
@@ -76,8 +78,8 @@ def begin(experiment: Experiment, view: View | None = None) -> "Loop":
     return Loop(Run(path), experiment, trainee, view or Silent())
 
 
-def reopen(path: Path, changes: Iterable[str] = (), view: View | None = None) -> "Loop":
-    """A run as its newest checkpoint left it."""
+def reopen(path: Path, changes: Iterable[str] = (), view: View | None = None, same: bool = False) -> "Loop":
+    """A run as its newest checkpoint left it; `same`: only if its experiment is still what it was."""
     if not is_run(path):
         raise InputError(f"{path} has no run to resume: there is no experiment.yaml")
     changes = list(changes)
@@ -93,7 +95,7 @@ def reopen(path: Path, changes: Iterable[str] = (), view: View | None = None) ->
     loop = Loop(run, experiment, trainee, view or Silent())
     try:
         if saved := run.checkpoints():
-            loop.restore(saved[-1])
+            loop.restore(saved[-1], same)
         else:
             trainee.prepare()
         if changes:
@@ -124,10 +126,21 @@ def hyperparameters(experiment: Experiment) -> msgspec.Struct | dict[str, Any]:
     algorithms.check_name(experiment.name)
     config: type[msgspec.Struct] = importlib.import_module(f"sparring.algorithms.{experiment.name}").Config
     check_keys(experiment.hyperparameters, config, "algorithm.")
+    for key in ("layers", "critic_layers"):
+        layers = experiment.hyperparameters.get(key)
+        for i, layer in enumerate(layers if isinstance(layers, list) else ()):
+            check_layer(layer, f"algorithm.{key}[{i}]")
     try:
         return msgspec.convert(experiment.hyperparameters, config)
     except msgspec.ValidationError as error:
         raise InputError(f"algorithm.{explain(error)}") from error
+
+
+def check_layer(layer: Any, path: str) -> None:
+    kinds: dict[Any, type[msgspec.Struct]] = {"dense": Dense, "conv": Conv}
+    if not isinstance(layer, dict) or layer.get("layer") not in kinds:
+        raise InputError(f"{path} is {layer!r}: say which `layer` it is, {' or '.join(kinds)}")
+    check_keys({key: value for key, value in layer.items() if key != "layer"}, kinds[layer["layer"]], f"{path}.")
 
 
 def create_trainee(experiment: Experiment, game: Game, logs: Path) -> "Trainee | Bridge":
@@ -170,8 +183,17 @@ class Loop:
         self.states: list[Any] | None = None
         self.saved = self.exported = -1  # iterations of the newest checkpoint and of the policy's files
 
-    def restore(self, path: Path) -> None:
-        arrays, meta = checkpoint.load(path)
+    def restore(self, path: Path, same: bool = False) -> None:
+        try:
+            arrays, meta = checkpoint.load(path)
+        except InputError as error:
+            older = [str(each) for each in self.directory.checkpoints() if each < path]
+            raise InputError(f"{error}" + (f". To go on from {older[-1]}, remove it" if older else "")) from error
+        if same and (changed := difference(meta.get("experiment", {}), unchangeable(self.experiment))) is not None:
+            raise InputError(
+                f"{self.directory.path / 'experiment.yaml'} was changed: {changed}. "
+                f"A run that has begun can only change {', '.join(CHANGEABLE)}"
+            )
         game, found = self.trainee.game, (meta.get("algorithm"), meta.get("schema"))
         if found != (self.experiment.name, game.schema):
             raise InputError(
@@ -186,13 +208,16 @@ class Loop:
         try:
             with asked_to_stop() as asked:
                 self.open()
+                if self.done():
+                    log.warning("%s is at its stop condition: raise it with --set stop.…", self.directory.path)
                 while not self.done() and not asked.is_set():
                     self.step()
                 self.save()
         finally:
             self.close()
         if asked.is_set() and not self.done():
-            raise Interrupted(f"interrupted after {self.iteration} iterations: continue with --resume")
+            again = f"continue with --resume: sparring train {self.directory.path} --resume"
+            raise Interrupted(f"interrupted after {self.iteration} iterations: {again}")
         return self.directory
 
     def open(self) -> None:
@@ -274,7 +299,9 @@ class Loop:
             (self.directory.path / NO_POLICY).write_text(f"{error}\n")
             return None
         if (why := policy.problem()) is not None:
-            raise SparringError(f"learning diverged: {why}. The newest checkpoint is from before; lower algorithm.lr")
+            sound = self.directory.checkpoints()
+            before = "the newest checkpoint is from before" if sound else "there is no checkpoint yet"
+            raise SparringError(f"learning diverged: {why}; {before}. Lower algorithm.lr")
         return policy
 
     def _checkpoint(self) -> None:
@@ -282,6 +309,7 @@ class Loop:
         meta = {
             "algorithm": self.experiment.name,
             "schema": self.trainee.game.schema,
+            "experiment": unchangeable(self.experiment),
             "iteration": self.iteration,
             "seconds": self.seconds,
             "evaluation": self.evaluation,
@@ -301,6 +329,18 @@ class Loop:
             video.record(policy, self.directory.video(self.iteration), seed=self.experiment.seed)
 
 
+def unchangeable(experiment: Experiment) -> dict[str, Any]:
+    return {key: value for key, value in experiment.to_builtins().items() if key not in (*CHANGEABLE, "out")}
+
+
+def difference(before: Any, now: Any, path: str = "") -> str | None:
+    """The first key of `before` that is something else now; keys that are new since do not count."""
+    if not isinstance(before, dict) or not isinstance(now, dict):
+        return None if before == now else f"{path} was {before!r}, is {now!r}"
+    found = (difference(value, now.get(key), f"{path}.{key}" if path else key) for key, value in before.items())
+    return next((each for each in found if each is not None), None)
+
+
 @contextmanager
 def asked_to_stop() -> Iterator[threading.Event]:
     """Set by the first SIGTERM or Ctrl-C: the iteration is finished and saved. The second ends us as ever."""
@@ -312,6 +352,7 @@ def asked_to_stop() -> Iterator[threading.Event]:
 
     def stop(signum: int, frame: Any) -> None:
         asked.set()
+        log.warning("finishing this iteration and writing a checkpoint; once more to end at once")
         for s, handler in before.items():  # shells start what runs in the background with Ctrl-C ignored
             signal.signal(s, signal.SIG_DFL if handler == signal.SIG_IGN else handler)
 

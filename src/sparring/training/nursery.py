@@ -6,6 +6,7 @@ whose step waits 5 ms: 92 % of linear on two cores, where processes started one 
 """
 
 import contextlib
+import ctypes
 import faulthandler
 import gc
 import os
@@ -33,6 +34,7 @@ from sparring.training.actor import Actor, Rows, row_types, serve
 __all__ = ["Child", "Nursery"]
 
 PATIENCE = 120.0  # seconds that imports may take
+PR_SET_PDEATHSIG = 1  # of Linux's prctl: what we get when our parent ends
 CLOSING = 2.0  # seconds after which it is killed
 ALIVE, UNKNOWN = 1000, 255  # beside exit codes: not ended yet; ended, and nobody knows how
 
@@ -161,6 +163,8 @@ def main() -> None:
 
 def live(control: int, log: int, memory: int) -> None:
     """A worker's life, from its birth on."""
+    if sys.platform == "linux":  # or one whose game hangs would outlive a learner that was killed
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     os.dup2(log, 1)
     os.dup2(log, 2)
     os.close(log)

@@ -36,7 +36,12 @@ def plot(runs: Sequence[Run], out: Path) -> None:
     from matplotlib import pyplot
     from matplotlib.ticker import EngFormatter
 
+    if out.suffix.lower() not in (".png", ".svg", ".pdf"):
+        raise InputError(f"{out}: figures are written as .png, .svg or .pdf")
     told, key = groups(runs), drawn_return(runs)
+    for run in runs:
+        if not any(key in row for row in run.rows()):
+            raise InputError(f"{run.path} has no returns to draw yet ({key}): set evaluation.every, or let it run on")
     figure, (by_steps, by_time, phases) = pyplot.subplots(1, 3, figsize=(15, 4.2), width_ratios=(2, 2, 1.2))
     unit, seconds = _unit_of_time(max(run.rows()[-1]["time/total_s"] for run in runs))
     for label, members in told.items():
@@ -62,14 +67,14 @@ def plot(runs: Sequence[Run], out: Path) -> None:
 def groups(runs: Sequence[Run]) -> dict[str, list[Run]]:
     """Runs that differ in their seed only are one curve."""
     found: dict[bytes, list[Run]] = {}
-    for run in runs:
+    for run in {run.path.resolve(): run for run in runs}.values():
         if not run.rows():
             raise InputError(f"{run.path} has no metrics yet")
         same = msgspec.structs.replace(run.experiment, seed=0, out=None)
         found.setdefault(msgspec.json.encode(same, order="sorted"), []).append(run)
     names = [f"{members[0].experiment.name} {members[0].experiment.game}" for members in found.values()]
     labels = [
-        f"{name} {members[0].path.name}" if names.count(name) > 1 else name
+        f"{name} {members[0].path}" if names.count(name) > 1 else name
         for name, members in zip(names, found.values(), strict=True)
     ]
     return dict(zip(labels, found.values(), strict=True))
@@ -90,7 +95,10 @@ def curve(seeds: Sequence[list[Row]], x: str, key: str = PLAYED) -> Curve:
             lines.append(np.array(points).T)
     if not lines:
         return Curve(*(np.empty(0) for _ in range(4)))
-    at = np.linspace(max(line[0, 0] for line in lines), min(line[0, -1] for line in lines), POINTS)
+    first, last = max(line[0, 0] for line in lines), min(line[0, -1] for line in lines)
+    if first > last:  # one seed had ended before another had anything to tell
+        return Curve(*(np.empty(0) for _ in range(4)))
+    at = np.linspace(first, last, POINTS)
     values = np.array([np.interp(at, *line) for line in lines])
     mean, n = values.mean(0), len(values)
     t = T_95[n - 2] if 2 <= n <= len(T_95) + 1 else 1.96
@@ -106,7 +114,8 @@ def _unit_of_time(longest: float) -> tuple[str, int]:
 
 
 def _draw(axes: Any, line: Curve, label: str) -> None:
-    (drawn,) = axes.plot(line.x, line.mean, label=label)
+    alone = len(set(line.x)) == 1  # a line of no length would not be seen
+    (drawn,) = axes.plot(line.x, line.mean, label=label, marker="o" if alone else None)
     axes.fill_between(line.x, line.low, line.high, alpha=0.2, color=drawn.get_color(), linewidth=0)
 
 

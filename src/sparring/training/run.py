@@ -87,16 +87,18 @@ def new_directory(experiment: Experiment, game: str) -> Path:
     if experiment.out is None:
         name = re.sub(r"[/:]", "-", experiment.name)  # rllib/PPO
         number = 1
+        RUNS.mkdir(parents=True, exist_ok=True)
         while True:
             path = RUNS / f"{game}-{name}-{number}"
             try:
-                path.mkdir(parents=True)
+                path.mkdir()
                 return path
             except FileExistsError:
                 number += 1
     path = Path(experiment.out)
     if path.exists() and (not path.is_dir() or any(path.iterdir())):
         what = "has a run already: continue it with --resume, or" if is_run(path) else "exists and is not empty:"
+        what = what if path.is_dir() else "is a file:"
         raise InputError(f"{path} {what} choose another directory (out)")
     return path
 

@@ -1,6 +1,7 @@
 """Episodes as an mp4, without a display: PyBullet, Atari and Gymnasium render into arrays, ffmpeg does the rest."""
 
 import os
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -37,7 +38,9 @@ def require(game: Game) -> None:
     env = make(game.env, render_mode="rgb_array")
     try:
         env.reset(seed=0)
-        env.render()
+        frame = np.asarray(env.render())
+        if frame.ndim != 3 or frame.shape[2] != 3:
+            raise InputError(f"{game.name} draws frames of shape {frame.shape}: (height, width, 3) can be recorded")
     except DependencyNotInstalled as error:
         raise InputError(f"{game.name} cannot be recorded: {error}") from error
     finally:
@@ -57,8 +60,8 @@ def record(
     require(game)
     import imageio_ffmpeg
 
-    if out.suffix != ".mp4":
-        raise InputError(f"{out}: videos are written as .mp4")
+    if out.suffix != ".mp4" or out.is_dir():
+        raise InputError(f"{out}: videos are written as .mp4 files")
     assert game.env is not None
     env = make(game.env, render_mode="rgb_array")
     writer: Any = None
@@ -74,7 +77,11 @@ def record(
                     fps = float(env.metadata.get("render_fps") or FPS)
                     size = (frame.shape[1], frame.shape[0])
                     writer = imageio_ffmpeg.write_frames(str(new), size, fps=fps, macro_block_size=1)
-                    writer.send(None)
+                    with warnings.catch_warnings():  # JAX warns of forks; what is forked here becomes ffmpeg at once
+                        warnings.filterwarnings("ignore", message=r"os\.fork\(\) was called", category=RuntimeWarning)
+                        writer.send(None)
+                if (frame.shape[1], frame.shape[0]) != size:
+                    raise InputError(f"{game.name} draws frames of different sizes: they do not make a video")
                 writer.send(np.ascontiguousarray(frame))
                 action = policy.act(column(game.observation, [obs]))[0][0]
                 native = int(action) if isinstance(game.action, Discrete) else action.reshape(env.action_space.shape)

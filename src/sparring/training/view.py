@@ -58,6 +58,7 @@ class Lines:
 
     @contextmanager
     def show(self, experiment: Experiment, run: Run) -> Iterator[None]:
+        self.experiment = experiment
         self._say(f"{experiment.name} on {experiment.game}, {run.path}")
         try:
             yield
@@ -66,7 +67,7 @@ class Lines:
                 self._say(self.last)
 
     def row(self, row: Row) -> None:
-        self.last = describe(row)
+        self.last = describe(self.experiment, row)
         if time.monotonic() >= self.next:
             self._say(self.last)
             self.last, self.next = "", time.monotonic() + self.EVERY
@@ -123,17 +124,27 @@ class Terminal:
             table.add_row("evaluation", sparkline(evaluated, width - 9))
         if row:
             table.add_row("time", phase_bar(row, width))
-            table.add_row("", describe(row))
+            table.add_row("", describe(self.experiment, row))
             own = [f"{name} {row[name]:.4g}" for name in row if name.startswith(OWN)]
             table.add_row("", Text("  ".join(own), style="dim"))
         title = f"{self.experiment.name} on {self.experiment.game}"
+        # A column is left free: what the terminal echoes of Ctrl-C would break a line of full width.
         return Panel(
-            table, title=plain(title), subtitle=plain(str(self.path)), title_align="left", subtitle_align="right"
+            table,
+            title=plain(title),
+            subtitle=plain(str(self.path)),
+            title_align="left",
+            subtitle_align="right",
+            width=self.console.width - 1,
         )
 
 
-def describe(row: Row) -> str:
-    parts = [f"iteration {row['iteration']:.0f}", f"{row['steps']:,.0f} steps", f"{row['rate/steps_per_s']:,.0f}/s"]
+def describe(experiment: Experiment, row: Row) -> str:
+    parts = [f"iteration {row['iteration']:.0f}", f"{row[experiment.axis]:,.0f} {experiment.axis}"]
+    if experiment.source == "simulate":
+        parts.append(f"{row['rate/steps_per_s']:,.0f}/s")
+    else:
+        parts += [f"{name} {row[name]:.4g}" for name in row if name.startswith("loss/")]
     if "episode/return_recent" in row:
         parts.append(f"return {row['episode/return_recent']:.1f}")
     if "evaluation/return_mean" in row:
@@ -153,7 +164,7 @@ def progress(experiment: Experiment, row: Row) -> float:
 def remaining(experiment: Experiment, row: Row, since: float) -> str:
     """Time so far, `since` the last row too, and about how much is left."""
     if not row:
-        return f"{clock(since)}: imports, games, compilation …"
+        return f"{clock(since)}: the first iteration, with games to start and code to compile …"
     done, spent = progress(experiment, row), row["time/total_s"] + since
     if experiment.stop == Stop():
         return f"{clock(spent)}, no stop condition: until Ctrl-C"
