@@ -44,7 +44,7 @@ TASKS = {
     ),
     "sac-humanoid": ("sparring", "sparring plain", "sparring bfloat16", "sb3", "sbx"),
     "td3-humanoid": ("sparring", "sparring plain", "sparring bfloat16", "sb3", "sbx"),
-    "ppo-cartpole": ("sparring", "sb3", "sbx"),
+    "ppo-cartpole": ("sparring", "sparring overlap", "sb3", "sbx"),
     "dqn-cartpole": ("sparring", "sb3", "sbx"),
     "start": ("sparring", "sparring again", "sparring ray", "sb3", "sbx", "rllib", "rllib ray"),
 }
@@ -76,7 +76,7 @@ def sparring(task: str, options: list[str]) -> dict[str, float]:
         "td3-humanoid": {"algorithm": off_policy, "rollout": {"workers": 1}, "stop": {"steps": OFF_POLICY_STEPS}},
         "ppo-cartpole": {
             "algorithm": PPO_CARTPOLE | {"layers": layers(NARROW, "tanh")},
-            "rollout": {"envs": 64},
+            "rollout": {"envs": 64, "workers": int("overlap" in options), "overlap": "overlap" in options},
             "stop": {"iterations": 60},
         },
         "dqn-cartpole": {

@@ -26,6 +26,7 @@ from sparring.networks.spec import Categorical, Dense, Gaussian, Head, Layer, pa
 __all__ = ["PPO", "Config", "State", "vtrace"]
 
 REWARD_CLIP = 10.0  # scaled rewards are clipped to ±this
+AT_ONCE = 2048  # steps whose values are computed together before the epochs
 
 
 class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -99,7 +100,8 @@ class PPO:
         self.critic_shapes |= {"critic.head.w": (math.prod(width), 1), "critic.head.b": (1,)}
         usual = 0.0 if isinstance(game.action, Box) else 0.01
         self.entropy_coefficient = usual if config.entropy_coefficient is None else config.entropy_coefficient
-        self.optimiser = optax.chain(optax.clip_by_global_norm(config.max_grad_norm), optax.scale_by_adam(eps=1e-5))
+        adam = optax.chain(optax.clip_by_global_norm(config.max_grad_norm), optax.scale_by_adam(eps=1e-5))
+        self.optimiser = optax.flatten(adam)  # one long array: a small network's many take longer to go through
 
     def init(self, key: jax.Array) -> State:
         key, actor_key, critic_key = jax.random.split(key, 3)
@@ -129,14 +131,15 @@ class PPO:
         return dense(params, "head", hidden), dense(params, "critic.head", seen)[:, 0]
 
     def evaluate(self, params: Params, data: Trajectories) -> tuple[jax.Array, jax.Array]:
-        """log π(aₜ|xₜ) and V(xₜ), (segments, T) and (segments, T + 1): segment by segment, which bounds memory."""
+        """log π(aₜ|xₜ) and V(xₜ), (segments, T) and (segments, T + 1): some segments at a time, which bounds memory."""
 
         def segment(one: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
             obs, action = one
             out, value = self.forward(params, obs)
             return log_prob_and_entropy(self.game, params, out[:-1], action)[0], value
 
-        return jax.lax.map(segment, (data.obs, data.action))
+        abreast = AT_ONCE // data.obs.shape[1]
+        return jax.lax.map(segment, (data.obs, data.action), batch_size=abreast if abreast > 1 else None)
 
     def loss(self, params: Params, rows: Rows, clip: jax.Array) -> tuple[jax.Array, Metrics]:
         """Eq. 7 and 9: −min(r A, clip(r, 1 ± ε) A) + c₁ ½(V − v)² − c₂ H, r = π(a|x) / π_old(a|x).
