@@ -80,7 +80,7 @@ def test_tuple_spaces_are_refused_with_what_to_use() -> None:
         ("", "Malformed"),
         ("a/b/c", "Malformed"),
         ("no game at all", "Malformed"),
-        ("no_such_package:Game-v0", "pip install 'no_such_package'"),
+        ("no_such_package:Game-v0", "needs no_such_package: No module named 'no_such_package'"),
         (":CartPole-v1", "MODULE:ID"),
         ("..:CartPole-v1", "MODULE:ID"),
         (".games:CartPole-v1", "MODULE:ID"),

@@ -265,7 +265,7 @@ def test_how_long_it_takes():
     assert said(Stop(seconds=7200.0, return_=9.5)) == "1% in 2:00, about 1:58:00 left; a return of 9.5 ends it"
     assert said(Stop(steps=25)) == "100% in 2:00"
     assert said(Stop()) == "2:00, no stop condition: until Ctrl-C"
-    assert said(Stop(), {}).startswith("0:20: imports")
+    assert said(Stop(), {}).startswith("0:20: the first iteration")
 
 
 def test_sparklines():

@@ -373,8 +373,10 @@ class TestRefusals:
         one = loop.train(experiment(tmp_path / "one", stop=Stop(iterations=1)))
         other = loop.train(experiment(tmp_path / "other", game="Acrobot-v1", stop=Stop(iterations=1)))
         one.checkpoints()[-1].rename(other.path / "checkpoints" / "00000009")
-        with pytest.raises(InputError, match="schema"):
+        with pytest.raises(InputError, match="game was 'CartPole-v1', is 'Acrobot-v1'"):
             loop.resume(other.path, ["stop.iterations=3"])
+        with pytest.raises(InputError, match="schema"):
+            loop.reopen(other.path)
 
 
 @pytest.mark.real
