@@ -53,8 +53,12 @@ class Cluster:
         return (self.folder / name / "log").read_text()[-3000:]
 
     def executors(self) -> list[psutil.Process]:
-        children = psutil.Process(self._processes[-1].pid).children(recursive=True)
-        return [child for child in children if any("CoarseGrainedExecutorBackend" in word for word in child.cmdline())]
+        found = []
+        for child in psutil.Process(self._processes[-1].pid).children(recursive=True):
+            with contextlib.suppress(psutil.NoSuchProcess):  # some come and go, and zombies have no command line
+                if any("CoarseGrainedExecutorBackend" in word for word in child.cmdline()):
+                    found.append(child)
+        return found
 
     def stop(self) -> None:
         for process in reversed(self._processes):

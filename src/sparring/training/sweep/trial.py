@@ -120,8 +120,9 @@ class Trial(tune.Trainable):  # type: ignore[misc]  # Ray ships no types
             # Its newest checkpoint becomes ours: parameters, optimiser, replay, counters. The values are new.
             name, files = self.home.checkpoint_of(self.source)
             unpack(work / "checkpoints", {f"{name}/{file}": content for file, content in files.items()})
+        if self.source is not None or is_run(work):
+            # Also our own: whoever was killed between the journal's note of new values and this has the old ones here.
             write(work / "experiment.yaml", msgspec.structs.replace(loop.resolve(experiment), out=str(path)))
-        if is_run(work):
             self.loop = loop.reopen(work)
         else:
             self.loop = loop.begin(msgspec.structs.replace(experiment, out=str(work)))
