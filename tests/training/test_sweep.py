@@ -19,7 +19,7 @@ import pytest
 
 from sparring.errors import InputError, SparringError
 from sparring.training import checkpoint, experiment, loop
-from sparring.training.run import Run
+from sparring.training.run import Run, is_run
 from sparring.training.sweep import sweeping
 from sparring.training.sweep.journal import Journal, Standing
 from sparring.training.sweep.plan import Sweep
@@ -407,6 +407,7 @@ def test_a_population_is_killed_and_resumed(logs, tmp_path):
     def under_way() -> bool:
         """All three have a checkpoint, and one goes on with what it took over: that is noted a moment before."""
         begun = len({path.parts[-3] for path in saved.glob("*/checkpoints/*")}) == 3
+        begun = begun and all(is_run(saved / f"{number:03d}") for number in range(3))
         return begun and any(value(number) in taken for number, taken in copies().items())
 
     await_(lambda: under_way() or first.poll() is not None, 120)
@@ -415,7 +416,7 @@ def test_a_population_is_killed_and_resumed(logs, tmp_path):
     first.communicate()
     assert Journal(out, "m").left()
     runs = {number: Run(saved / f"{number:03d}") for number in range(3)}
-    reached = {number: int(run.checkpoints()[-1].name) for number, run in runs.items()}
+    began = {number: run.rows()[:1] for number, run in runs.items()}
     values = {number: value(number) for number in runs}
     assert any(values[number] in taken for number, taken in copies().items())
 
@@ -427,8 +428,8 @@ def test_a_population_is_killed_and_resumed(logs, tmp_path):
     for trial in trials:
         run = Run(out / "trials" / f"{trial.number:03d}")
         assert run.experiment.algorithm["exploration_final"] == randomness(trial)
-        # It went on from there, and not from the beginning; one that had just taken a checkpoint over has no row of it.
-        assert {reached[trial.number], reached[trial.number] + 1} & {row["iteration"] for row in run.rows()}
+        # It went on, and did not begin anew: its first row is, with its times, the one from before.
+        assert run.rows()[: len(began[trial.number])] == began[trial.number]
         assert int(run.checkpoints()[-1].name) == 30  # its own, or that of one who had come to the end
 
 
