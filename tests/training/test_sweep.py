@@ -386,7 +386,7 @@ def test_a_population_is_killed_and_resumed(logs, tmp_path):
     """The values that a trial took over are those with which it goes on, from its own last checkpoint."""
     out = tmp_path / "population"
     changes = {"algorithm__exploration_final": "{uniform: [0, 1]}", "checkpoint": "{every: 1}"}
-    changes |= {"stop": "{iterations: 30}", "tune": "{samples: 3, scheduler: pbt, grace: 2}", "resources__cpus": 3}
+    changes |= {"stop": "{iterations: 80}", "tune": "{samples: 3, scheduler: pbt, grace: 2}", "resources__cpus": 3}
     journal = out / "journal.jsonl"
 
     first = start(write(out, **changes), "--out", out)
@@ -430,7 +430,7 @@ def test_a_population_is_killed_and_resumed(logs, tmp_path):
         assert run.experiment.algorithm["exploration_final"] == randomness(trial)
         # It went on, and did not begin anew: its first row is, with its times, the one from before.
         assert run.rows()[: len(began[trial.number])] == began[trial.number]
-        assert int(run.checkpoints()[-1].name) == 30  # its own, or that of one who had come to the end
+        assert int(run.checkpoints()[-1].name) == 80  # its own, or that of one who had come to the end
 
 
 def test_the_command_line_tells_mistakes(tmp_path):
