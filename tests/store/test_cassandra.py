@@ -7,11 +7,12 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import numpy as np
 import pytest
-from servers import CassandraNode
+from servers import CassandraNode, Counting
 from store_samples import MAZE, POLE, assert_counts, cut, everything, fragment
 from typer.testing import CliRunner
 
@@ -19,7 +20,7 @@ from sparring.cli import app
 from sparring.errors import InputError, SparringError
 from sparring.experience import Fragment
 from sparring.experience.fragment import new_id
-from sparring.store import Outcome, Store, StoreAway, StoreBusy, buckets, keyspace, open_store
+from sparring.store import Outcome, Store, StoreAway, StoreBusy, buckets, heads, keyspace, open_store, order
 from sparring.store.cassandra import CassandraStore
 
 pytestmark = pytest.mark.real
@@ -45,6 +46,13 @@ def opened(cassandra_address: str) -> Iterator[Callable[..., CassandraStore]]:
         store.close()
 
 
+def eventually(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 30
+    while not condition():
+        assert time.monotonic() < deadline, "it did not happen in time"
+        time.sleep(0.05)
+
+
 def ids(fragments: list[Fragment]) -> Counter[str]:
     return Counter(f.id for f in fragments)
 
@@ -55,7 +63,7 @@ class TestBuckets:
         store, sent = opened(), [fragment(steps=1 + i % 4) for i in range(60)]
         for at in range(0, 60, 6):
             store.append(sent[at : at + 6])
-        heads = store._directory("pole").refresh()
+        heads = store._view("pole").directory.refresh()
         assert len(heads) > 3
         assert all(head.bytes < 500 + 6 * 200 for head in heads.values())
         assert everything(store) == sent
@@ -76,21 +84,38 @@ class TestBuckets:
             assert store.append(sent) == [DUPLICATE] * 40
             assert store.append([fragment()]) == [STORED]  # in a bucket of the new day
             assert store.append(other) == [CONFLICT] * 40
-        days = {head.day for head in first._directory("pole").refresh().values()}
+        days = {head.day for head in first._view("pole").directory.refresh().values()}
         assert len(days) == 2
         assert ids(everything(first)) & ids(sent) == ids(sent)
         assert len(everything(first)) == 42
 
-    def test_a_writer_forgets_shards_and_reads_them_again(
-        self, opened: Callable[..., CassandraStore], monkeypatch
+    def test_ids_that_a_client_makes_up_cost_others_nothing(
+        self, opened: Callable[..., CassandraStore], cassandra: CassandraNode
     ) -> None:
-        monkeypatch.setattr(buckets, "REMEMBERED", 10)
-        store = opened()
-        sent = [fragment(id=new_id(time.time() - 3600 * hour)) for hour in range(30)]
-        for f in sent:
-            assert store.append([f]) == [STORED]
-        assert len(store._writer._shards) < 15
-        assert store.append(sent) == [DUPLICATE] * 30
+        """All of the same minutes and with the same end, so that they lie together: nobody reads but their own."""
+        template = new_id()
+
+        def made_up() -> Fragment:
+            return fragment(id=template[:12] + new_id()[12:-2] + template[-2:])
+
+        for _ in range(4):
+            opened().append([made_up() for _ in range(1000)])
+        with Counting(cassandra.host, cassandra.port) as proxy:
+            store = open_store(f"cassandra://127.0.0.1:{proxy.port}/tests")
+            try:
+                assert store.append([made_up()]) == [STORED]  # opens a bucket, among others
+                proxy.received = 0
+                assert store.append([made_up()]) == [STORED]
+                assert proxy.received < 5_000
+            finally:
+                store.close()
+            other = open_store(f"cassandra://127.0.0.1:{proxy.port}/tests")
+            try:
+                proxy.received = 0
+                assert other.append([made_up()]) == [STORED]
+                assert 0 < proxy.received < 20_000
+            finally:
+                other.close()
 
     def test_a_fragment_too_large_for_one_write_is_refused(self, opened: Callable[..., CassandraStore]) -> None:
         big = msgspec.structs.replace(fragment(), obs=bytes(buckets.FRAGMENT))
@@ -205,67 +230,91 @@ class TestWritersThatDie:
         assert store.sample("pole", 5, np.random.default_rng(0)) == []
         assert store.stats("pole").fragments == 0
 
-    def test_others_wait_before_they_take_it_over(
+    def test_others_take_it_over(
         self, opened: Callable[..., CassandraStore], half_written: list[Fragment], monkeypatch
     ) -> None:
         store = opened()
         other = fragment()
-        with pytest.raises(StoreBusy, match="another writer"):
-            store.submit([*half_written, other]).result(20)
         assert store.submit([other]).result(20) == [STORED]
         assert everything(store) == [other]
-        monkeypatch.setattr(buckets, "PATIENCE", 0.5)
         assert store.append(half_written) == [STORED] * 3
         assert store.append(half_written) == [DUPLICATE] * 3
         assert everything(store) == [other, *half_written]
         assert_counts(store)
 
-    def test_a_commit_without_an_answer_is_settled_before_the_next(
-        self, opened: Callable[..., CassandraStore], monkeypatch
+    @pytest.mark.parametrize("arrived", [True, False])
+    def test_a_commit_without_an_answer(
+        self, opened: Callable[..., CassandraStore], monkeypatch, arrived: bool
     ) -> None:
-        store, lost, run = opened(), [fragment() for _ in range(5)], keyspace.Keyspace.run
+        store, lost, applied = opened(), [fragment() for _ in range(5)], keyspace.Keyspace.applied
 
         def silent(self: keyspace.Keyspace, statement: str, *values: object) -> object:
-            if statement == "commit":
-                raise StoreAway("no answer")
-            return run(self, statement, *values)
+            if arrived:
+                applied(self, statement, *values)
+            raise StoreAway("no answer")
 
+        store.append([fragment()])
         with monkeypatch.context() as patch:
-            patch.setattr(keyspace.Keyspace, "run", silent)
+            patch.setattr(keyspace.Keyspace, "applied", silent)
             with pytest.raises(StoreAway, match="no answer"):
                 store.append(lost)
-        assert store.append([*lost, fragment()]) == [DUPLICATE] * 5 + [STORED]
-        assert len(everything(store)) == 6
+        assert store.append([*lost, fragment()]) == [DUPLICATE if arrived else STORED] * 5 + [STORED]
+        assert len(everything(store)) == 7
         assert_counts(store)
 
+    def test_others_who_close_buckets_all_the_time(self, opened: Callable[..., CassandraStore], monkeypatch) -> None:
+        """A group whose bucket others closed is stored in another one, in the order in which it came; not for ever."""
+        store, sent, applied = opened(), [fragment() for _ in range(12)], keyspace.Keyspace.applied
+        rude = 3
 
-def test_what_is_only_duplicates_may_take_its_time(opened: Callable[..., CassandraStore], monkeypatch) -> None:
-    """Else a slow store would have to be asked again, and again without end: it has nothing to give up."""
-    store, sent = opened(), [fragment() for _ in range(5)]
-    store.append(sent)
-    monkeypatch.setattr(buckets, "DEADLINE", 0.0)
-    assert store.append(sent) == [DUPLICATE] * 5
-    with pytest.raises(StoreAway, match="takes longer than 0 s"):
-        store.append([*sent, fragment()])
+        def closing(self: keyspace.Keyspace, statement: str, *values: Any) -> Any:
+            nonlocal rude
+            if statement == "advance" and rude and not values[3]:
+                rude -= 1
+                heads.close(self, values[4], values[5], heads.Head(0, values[6] or 0))
+            return applied(self, statement, *values)
+
+        monkeypatch.setattr(keyspace.Keyspace, "applied", closing)
+        futures = [store.submit([f]) for f in sent]
+        assert [future.result(60) for future in futures] == [[STORED]] * 12
+        assert everything(store) == sent
+        rude = 1000
+        with pytest.raises(StoreBusy, match="try again"):
+            store.append([fragment()])
+        rude = 0
+        assert store.append(sent) == [DUPLICATE] * 12
+        assert_counts(store)
 
 
 def test_a_shard_of_ids_that_could_not_be_read_hides_no_duplicate(
     opened: Callable[..., CassandraStore], monkeypatch
 ) -> None:
-    sent, run = [fragment() for _ in range(5)], keyspace.Keyspace.run
+    sent, start = [fragment() for _ in range(5)], keyspace.Keyspace.start
     opened().append(sent)
     other = opened()
 
-    def away(self: keyspace.Keyspace, statement: str, *values: object) -> object:
+    def away(self: keyspace.Keyspace, statement: str, *values: object, **options: Any) -> object:
         if statement == "claims":
             raise StoreAway("no answer")
-        return run(self, statement, *values)
+        return start(self, statement, *values, **options)
 
     with monkeypatch.context() as patch:
-        patch.setattr(keyspace.Keyspace, "run", away)
+        patch.setattr(keyspace.Keyspace, "start", away)
         with pytest.raises(StoreAway, match="no answer"):
             other.append(sent)
     assert other.append(sent) == [DUPLICATE] * 5
+
+
+def test_a_connection_that_takes_no_more_for_a_moment_is_waited_for(opened: Callable[..., CassandraStore]) -> None:
+    """Under load its socket is full, and the driver refuses to send anything."""
+    store = opened()
+    store.append([fragment()])
+    [pool] = store._keyspace._session.get_pools()
+    connection = pool._connection
+    connection._socket_writable = False
+    threading.Timer(0.5, setattr, (connection, "_socket_writable", True)).start()
+    assert store.append([fragment()]) == [STORED]
+    assert len(everything(store)) == 2
 
 
 def test_nothing_of_an_erased_player_is_left(opened: Callable[..., CassandraStore], cassandra: CassandraNode) -> None:
@@ -324,13 +373,13 @@ class TestBlocks:
     ) -> None:
         sent = [fragment() for _ in range(30)]
         opened().append(sent)
-        changed = msgspec.structs.replace(sent[7], time=0.5)
-        assert opened().append([sent[3], changed, sent[29]]) == [DUPLICATE, CONFLICT, DUPLICATE]
+        changed, later = msgspec.structs.replace(sent[7], start=5), msgspec.structs.replace(sent[8], time=0.5)
+        assert opened().append([sent[3], changed, later, sent[29]]) == [DUPLICATE, CONFLICT, DUPLICATE, DUPLICATE]
 
     def test_what_comes_again_and_again_is_known_by_few_reads(
-        self, opened: Callable[..., CassandraStore], monkeypatch
+        self, opened: Callable[..., CassandraStore], cassandra: CassandraNode, monkeypatch
     ) -> None:
-        """Each time by a process of its own, as the tasks of a killed job: every claim stays to be looked at."""
+        """Each time by a process of its own, as the tasks of a killed job: claims in vain are withdrawn."""
         sent, start, asked = [fragment() for _ in range(1000)], keyspace.Keyspace.start, Counter[str]()
         opened().append(sent)
 
@@ -339,17 +388,46 @@ class TestBlocks:
             return start(self, statement, *values, **options)
 
         monkeypatch.setattr(keyspace.Keyspace, "start", counted)
-        for turn in range(1, 7):
+        for _ in range(6):
             asked.clear()
             assert opened().append(sent) == [DUPLICATE] * 1000
-            assert 0 < asked["holding"] < 20 * (turn + 1)
+            assert 0 < asked.total() < 30
+        with cassandra.session("tests") as session:
+            assert session.execute("SELECT count(*) FROM claims").one()[0] == 1000
 
     def test_among_neighbours_that_were_erased(self, opened: Callable[..., CassandraStore]) -> None:
         sent = [fragment(player="eve" if i % 3 else "ann") for i in range(30)]
         store = opened()
         store.append(sent)
         store.erase("pole", "eve")
-        assert opened().append(sent) == [STORED if i % 3 else DUPLICATE for i in range(30)]
+        assert opened().append(sent) == [Outcome.ERASED if i % 3 else DUPLICATE for i in range(30)]
+
+
+def test_a_sample_of_the_little_that_erasures_left(opened: Callable[..., CassandraStore]) -> None:
+    store, lengths = opened(), [1, 2, 4, 8]
+    store.append([fragment(steps=steps, id=str(steps)) for steps in lengths])
+    store.append([fragment(steps=100, player="eve") for _ in range(20)])
+    store.erase("pole", "eve")
+    rng, counts = np.random.default_rng(5), Counter[str]()
+    for _ in range(60):
+        counts.update(f.id for f in store.sample("pole", 14, rng))
+    expected = np.array(lengths) / 15 * counts.total()
+    seen = np.array([counts[str(steps)] for steps in lengths])
+    assert ((seen - expected) ** 2 / expected).sum() < 16.3  # exceeded once in a thousand seeds; this one is fixed
+
+
+def test_a_sample_while_everything_is_erased_ends(opened: Callable[..., CassandraStore], monkeypatch) -> None:
+    store, start = opened(), keyspace.Keyspace.start
+    store.append([fragment(player="eve") for _ in range(20)])
+
+    def erasing(self: keyspace.Keyspace, statement: str, *values: object, **options: Any) -> object:
+        if statement == "slice":
+            monkeypatch.setattr(keyspace.Keyspace, "start", start)
+            opened().erase("pole", "eve")
+        return start(self, statement, *values, **options)
+
+    monkeypatch.setattr(keyspace.Keyspace, "start", erasing)
+    assert store.sample("pole", 30, np.random.default_rng(0)) == []
 
 
 def test_another_process_notices_an_erasure(opened: Callable[..., CassandraStore]) -> None:
@@ -359,6 +437,73 @@ def test_another_process_notices_an_erasure(opened: Callable[..., CassandraStore
     store.erase("pole", "eve")
     assert_counts(other)
     assert [e.player for e in other.episodes("pole")] == ["ann"]
+
+
+def test_episodes_that_never_end_take_no_more_memory(opened: Callable[..., CassandraStore], monkeypatch) -> None:
+    """Those without news for the longest are let go."""
+    monkeypatch.setattr(order, "UNFINISHED", 10)
+    store, halves = opened(), [cut([2, 3], player=f"{i}") for i in range(30)]
+    for first, _ in halves:
+        store.append([first])
+    assert store.episodes("pole") == []
+    episodes = store._view("pole").episodes
+    assert len(episodes._unfinished) == 10
+    for _, last in halves[20:]:
+        store.append([last])
+    assert [e.player for e in store.episodes("pole")] == [f"{i}" for i in range(20, 30)]
+    assert len(episodes._unfinished) == 0
+
+
+def test_another_process_follows_a_game_that_is_deleted_and_declared_again(
+    opened: Callable[..., CassandraStore], cassandra: CassandraNode
+) -> None:
+    store, other, reader = opened(), opened(), opened(readonly=True)
+    sent = [fragment(player="evelyn") for _ in range(20)]
+    other.append(sent[:10])
+    store.quarantine("pole", "evelyn", "an id", "a reason")
+    assert len(everything(reader)) == 10
+    store.delete_game("pole")
+    with cassandra.session("tests") as session:
+        for table in keyspace.TABLES:
+            assert not [row for row in session.execute(f"SELECT * FROM {table}") if "pole" in str(row)], table
+        assert not list(session.execute("SELECT * FROM claims"))
+    eventually(lambda: reader.registration("pole") == other.registration("pole") == "")
+    assert everything(reader) == []
+    with pytest.raises(InputError, match="no game 'pole'"):
+        other.append(sent)
+    store.register(POLE)
+    assert other.append(sent) == [STORED] * 20
+    eventually(lambda: everything(reader) == sent)
+    assert_counts(reader)
+
+
+def test_a_game_whose_deletion_was_cut_short_can_be_deleted_and_declared(
+    opened: Callable[..., CassandraStore], monkeypatch
+) -> None:
+    store, run = opened(), keyspace.Keyspace.run
+    sent = [fragment() for _ in range(5)]
+    other = opened()
+
+    def away(self: keyspace.Keyspace, statement: str, *values: object) -> object:
+        if statement == "drop blocks":
+            raise StoreAway("no answer")
+        return run(self, statement, *values)
+
+    for again in (False, True):
+        assert store.append(sent[:3]) == [STORED] * 3
+        assert other.append(sent[3:]) == [STORED] * 2  # in another bucket, which is still whole when it is cut short
+        with monkeypatch.context() as patch:
+            patch.setattr(keyspace.Keyspace, "run", away)
+            with pytest.raises(StoreAway):
+                store.delete_game("pole")
+        assert store.games() == [MAZE]
+        if not again:
+            store.delete_game("pole")
+        store.register(POLE)
+        other.register(POLE)
+        assert everything(store) == []
+    assert store.append(sent) == [STORED] * 5
+    assert everything(store) == sent
 
 
 class TestOpening:
@@ -391,42 +536,15 @@ class TestOpening:
             finally:
                 session.execute(f"UPDATE version SET version = {keyspace.VERSION} WHERE key = 'store'")
 
-    def test_an_older_store_is_brought_along(
-        self, cassandra: CassandraNode, opened: Callable[..., CassandraStore]
-    ) -> None:
-        """Version 1 had a table with a row per fragment. Its writer died before a migration that was cut short."""
-        store, sent = opened(), [fragment(steps=1 + i % 4) for i in range(300)]
-        store.append(sent[:200])
-        store.append(sent[200:])
-        address = str(store.address)
-        with cassandra.session("tests") as session:
-            session.execute(
-                "CREATE TABLE fragment (game text, day int, bucket int, place bigint, body blob,"
-                " PRIMARY KEY ((game, day, bucket), place))"
-            )
-            insert = session.prepare("INSERT INTO fragment (game, day, bucket, place, body) VALUES (?, ?, ?, ?, ?)")
-            for game, day, bucket, _, body in session.execute("SELECT game, day, bucket, place, body FROM block"):
-                block = buckets.decode_block(body)
-                for place, one in zip(block.places, block.fragments, strict=True):
-                    session.execute(insert, (game, day, bucket, place, msgspec.msgpack.encode(one)))
-            session.execute("DROP TABLE block")
-            session.execute("UPDATE version SET version = 1 WHERE key = 'store'")
-            with pytest.raises(InputError, match=r"a store of version 1, we need 2: run `sparring store init"):
-                open_store(address)
-            assert "from version 1 to 2" in keyspace.init(keyspace.Address.parse(address))
-            session.execute("UPDATE version SET version = 1 WHERE key = 'store'")  # killed before it was noted
-            keyspace.init(keyspace.Address.parse(address))
-        after = opened()
-        assert everything(after) == sent
-        assert after.append(sent[150:]) == [DUPLICATE] * 150
-        assert_counts(after)
-
     def test_readonly_writes_no_fragments(self, opened: Callable[..., CassandraStore]) -> None:
         reader = opened(readonly=True)
         for use in (
             lambda: reader.append([fragment()]),
             lambda: reader.register(POLE),
             lambda: reader.erase("pole", "x"),
+            lambda: reader.discard("pole", ["x"], "why"),
+            lambda: reader.pause("pole", True),
+            lambda: reader.delete_game("pole"),
         ):
             with pytest.raises(SparringError, match="reading only"):
                 use()

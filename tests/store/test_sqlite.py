@@ -7,14 +7,18 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import closing, contextmanager
 from pathlib import Path
+from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 from store_samples import MAZE, POLE, assert_counts, cut, everything, fragment
 
 from sparring.errors import InputError, SparringError
 from sparring.experience import Fragment
+from sparring.games import Game
 from sparring.store import Outcome, StoreBusy
+from sparring.store import erasing as erasing_module
 from sparring.store import tables as tables_module
 from sparring.store import writer as writer_module
 from sparring.store.sqlite import SqliteStore
@@ -132,6 +136,52 @@ class TestFile:
             store.tail("pole")
 
 
+class TestOlderFormat:
+    @pytest.fixture
+    def path(self, tmp_path: Path) -> Path:
+        """A file of format 1, as it was left by the Sparring that made it."""
+        path = tmp_path / "store.db"
+        with raw(path) as db:
+            db.executescript((Path(__file__).parent / "format-1.sql").read_text())
+        return path
+
+    def test_it_goes_on_where_it_was(self, path: Path) -> None:
+        with closing(SqliteStore(path)) as store:
+            assert store.games() == [MAZE, POLE]
+            before = everything(store)
+            assert [f.id for f in before] == ["ann-0", "ann-1", "ann-2", "eve-0"]
+            assert store.erasure("pole") == ""
+            assert store.registration("pole")
+            assert store.append(before) == [Outcome.DUPLICATE] * 4
+            eve = msgspec.structs.replace(before[3], id="eve-1", start=2, terminated=True)
+            assert store.append([eve]) == [STORED]
+            assert [(e.player, e.steps) for e in store.episodes("pole")] == [("ann", 9), ("eve", 4)]
+            store.discard("pole", ["ann-1"], "why")
+            assert store.erase("pole", "ann") == 2
+            store.pause("maze", True)
+            assert_counts(store)
+        with closing(SqliteStore(path)) as store:
+            assert store.paused() == {"maze"}
+            assert store.append(before[:3]) == [Outcome.ERASED] * 3
+            store.delete_game("pole")
+            store.register(POLE)
+            assert everything(store) == []
+            assert_counts(store, MAZE)
+
+    def test_a_reader_that_comes_first_reads_it_and_changes_nothing(self, path: Path) -> None:
+        content = path.read_bytes()
+        with closing(SqliteStore(path, readonly=True)) as store:
+            assert len(everything(store)) == 4
+            assert_counts(store)
+            assert store.paused() == set()
+            assert store.erasure("pole") == store.registration("chess") == ""
+            first = store.registration("pole")
+            assert first
+        assert path.read_bytes() == content
+        with closing(SqliteStore(path)) as store:
+            assert store.registration("pole") == first
+
+
 class TestReadonly:
     def test_there_must_be_a_store(self, path: Path) -> None:
         with pytest.raises(InputError, match=r"no store at .*sparring up"):
@@ -215,6 +265,49 @@ class TestGroupCommit:
             huge.result(20)
         assert len(everything(store)) == 10
         assert_counts(store)
+
+    def test_an_error_nobody_thought_of_fails_its_own_submission_and_the_thread_goes_on(
+        self, path: Path, store: SqliteStore, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        append = tables_module.append
+
+        def breaks(db: sqlite3.Connection, ledger: Any, submissions: Any, now: float) -> Any:
+            if any(f.id == "poison" for s in submissions for f in s.fragments):
+                raise ZeroDivisionError("nobody thought of it")
+            return append(db, ledger, submissions, now)
+
+        monkeypatch.setattr(tables_module, "append", breaks)
+        with held(path):
+            futures = [store.submit([fragment()]) for _ in range(5)]
+            bad = store.submit([fragment(id="poison")])
+            futures += [store.submit([fragment()]) for _ in range(5)]
+        with pytest.raises(SparringError, match="nobody thought of it"):
+            bad.result(20)
+        assert [f.result(20) for f in futures] == [[STORED]] * 10
+        assert "Traceback" in caplog.text
+        assert store.submit([fragment()]).result(20) == [STORED]
+        assert store._writer._thread.is_alive()  # type: ignore[union-attr]
+
+    def test_a_call_that_breaks_is_told_to_its_caller_alone(self, path: Path, store: SqliteStore) -> None:
+        store.append([fragment(id="damaged", player="eve"), fragment()])
+        with raw(path) as db:
+            db.execute("UPDATE fragment SET body = ? WHERE id = 'damaged'", (b"\xc1",))
+        with ThreadPoolExecutor(8) as pool:
+            for _ in range(10):
+                with held(path):
+                    before = store.submit([fragment()])
+                    eventually(before.running)
+                    after = [store.submit([fragment()])]
+                    erased = pool.submit(store.erase, "pole", "eve")
+                    after += [store.submit([fragment()]) for _ in range(3)]
+                    waiting = [pool.submit(store.append, [fragment()]) for _ in range(5)]
+                with pytest.raises(SparringError, match="damaged"):
+                    erased.result(20)
+                assert [f.result(20) for f in (before, *after, *waiting)] == [[STORED]] * 10
+        again = store.submit([fragment(id="damaged")])
+        with pytest.raises(SparringError, match="damaged"):
+            again.result(20)
+        assert store.submit([fragment()]).result(20) == [STORED]
 
     def test_a_cancelled_submission_is_not_stored(self, path: Path, store: SqliteStore) -> None:
         with held(path):
@@ -370,10 +463,125 @@ class TestErased:
         for game in (POLE, MAZE):
             assert_counts(store, game)
 
+    def test_appends_go_on_while_the_files_are_cleaned_of_what_was_erased(
+        self, path: Path, store: SqliteStore, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Counted from when the player's rows are gone until `erase` returns: rewriting the whole file at once, nobody
+        could write in that time."""
+        monkeypatch.setattr(writer_module, "CLEANED", 16, raising=False)
+        for _ in range(40):
+            store.append([fragment(400, player=("ann", "eve")[i % 2]) for i in range(100)])
+        during = 0
+        with ThreadPoolExecutor(1) as pool:
+            erased = pool.submit(store.erase, "pole", "eve")
+            while not erased.done():
+                assert store.append([fragment(player="bob")]) == [STORED]
+                gone = all(p.player != "eve" for p in store.players("pole"))
+                during += gone and not erased.done()
+            assert erased.result() == 2000
+        assert during >= 20
+        assert_counts(store)
+        with raw(path) as db:
+            assert db.execute("PRAGMA integrity_check").fetchall() == [("ok",)]
+
+    def test_an_erased_player_gives_room_back_to_the_disk(self, path: Path, store: SqliteStore) -> None:
+        for _ in range(20):
+            store.append([fragment(400, player=("ann", "eve")[i % 5 > 0]) for i in range(100)])
+        with raw(path) as db:
+            db.execute("PRAGMA wal_checkpoint").fetchall()
+        before = path.stat().st_size
+        store.erase("pole", "eve")
+        assert path.stat().st_size < before / 2
+        assert {f.player for f in everything(store, limit=1000)} == {"ann"}
+        assert_counts(store)
+
+    def test_files_are_clean_and_whole_after_many_erasures_among_appends(self, path: Path, store: SqliteStore) -> None:
+        store.register(MAZE)
+        stop, rng = threading.Event(), np.random.default_rng(9)
+        kept = [0]
+
+        def play() -> None:
+            while not stop.is_set():
+                store.append([fragment(int(steps), MAZE, player="kept") for steps in (1, 30, 300)])
+                kept[0] += 3
+
+        with ThreadPoolExecutor(2) as pool:
+            players = [pool.submit(play) for _ in range(2)]
+            for turn in range(15):
+                sent = [
+                    fragment(int(rng.choice([1, 30, 300, 1500])), (POLE, MAZE)[i % 2], player=f"gone-{turn}-of-it")
+                    for i in range(60)
+                ]
+                store.append(sent)
+                assert store.erase("pole", f"gone-{turn}-of-it") + store.erase("maze", f"gone-{turn}-of-it") == 60
+                if turn % 5 == 4:
+                    store.delete_game("pole")
+                    store.register(POLE)
+            stop.set()
+            for player in players:
+                player.result(60)
+        eventually(lambda: b"gone-" not in b"".join(p.read_bytes() for p in path.parent.iterdir()))
+        assert store.stats("maze").fragments == kept[0]
+        assert_counts(store, MAZE)
+        with raw(path) as db:
+            assert db.execute("PRAGMA integrity_check").fetchall() == [("ok",)]
+
+    def test_a_deletion_that_was_interrupted_is_finished_by_the_next_process(
+        self, path: Path, store: SqliteStore
+    ) -> None:
+        store.register(MAZE)
+        store.append([fragment(100, player="eve-of-the-test") for _ in range(50)] + [fragment(game=MAZE)])
+        store._writer.call(lambda db: erasing_module.doom(db, "pole"))  # type: ignore[union-attr]
+        store.close()
+        with closing(SqliteStore(path)) as again:
+            again.register(POLE)
+            assert again.append([fragment(id="new")]) == [STORED]
+            eventually(lambda: not any(b"eve-of-the-test" in p.read_bytes() for p in path.parent.iterdir()))
+            assert [f.id for f in everything(again)] == ["new"]
+            assert_counts(again)
+
+    def test_the_next_process_knows_which_games_were_deleted(
+        self, path: Path, store: SqliteStore, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(erasing_module, "DELETED", 3)
+        for i in range(5):
+            game = Game(f"game-{i}", POLE.observation, POLE.action)
+            store.register(game)
+            store.delete_game(game.name)
+        store.register(game)
+        store.close()
+        with closing(SqliteStore(path)) as again:
+            assert [again.deleted(f"game-{i}") for i in range(5)] == [False, False, True, True, False]
+            assert not again.deleted("pole")
+
+    def test_a_file_of_this_format_that_remembers_no_deletions_begins_to(self, path: Path, store: SqliteStore) -> None:
+        store.close()
+        with raw(path) as db:
+            db.execute("DROP TABLE deleted")
+        with closing(SqliteStore(path)) as again:
+            again.delete_game("pole")
+            assert again.deleted("pole")
+
+    def test_play_that_comes_again_is_not_taken_for_rows_of_an_interrupted_deletion(
+        self, path: Path, store: SqliteStore
+    ) -> None:
+        sent = [fragment(100) for _ in range(50)]
+        store.append(sent)
+        store._writer.call(lambda db: erasing_module.doom(db, "pole"))  # type: ignore[union-attr]
+        store.register(POLE)
+        assert store.append(sent) == [STORED] * 50
+        assert store.append(sent) == [Outcome.DUPLICATE] * 50
+        store.close()
+        with closing(SqliteStore(path)) as again:
+            eventually(lambda: not again._writer.call(erasing_module.raze))  # type: ignore[union-attr]
+            assert everything(again) == sent
+            assert_counts(again)
+            assert_counts(again, MAZE)
+
     def test_a_lot_takes_several_transactions_and_others_get_through(
         self, path: Path, store: SqliteStore, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(tables_module, "ERASE", 5000)
+        monkeypatch.setattr(erasing_module, "ERASE", 5000)
         store.append([fragment(100, player=("ann", "eve")[i % 2]) for i in range(100)])
         with ThreadPoolExecutor(1) as pool:
             erased = pool.submit(store.erase, "pole", "eve")
@@ -391,7 +599,6 @@ class TestErased:
             slow.execute("SELECT count(*) FROM fragment").fetchone()
             assert store.erase("pole", "eve-of-the-test") == 1
             slow.execute("COMMIT")
-        store.submit([fragment()]).result(20)
         eventually(lambda: not any(b"eve-of-the-test" in p.read_bytes() for p in path.parent.iterdir()))
 
 
@@ -407,6 +614,12 @@ class TestQuarantine:
         assert rows == [(str(i), 200, 1000) for i in range(25, 35)]
         with closing(SqliteStore(path, readonly=True)) as store:
             assert store.stats("pole").rejected == 35
+
+    def test_a_name_that_cannot_be_written_down_does_not_end_the_writer(self, store: SqliteStore) -> None:
+        store.quarantine("pole", "\ud800", "\udfff", "it is \ud800")
+        assert store.submit([fragment()]).result(20) == [STORED]
+        eventually(lambda: store.stats("pole").rejected == 1)
+        assert store._writer._thread.is_alive()  # type: ignore[union-attr]
 
     def test_it_never_waits_for_the_disk(self, path: Path, store: SqliteStore) -> None:
         with held(path):

@@ -6,12 +6,13 @@ import sqlite3
 import subprocess
 import sys
 import textwrap
+import time
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 
 import pytest
-from store_samples import POLE, assert_counts, everything, fragment
+from store_samples import MAZE, POLE, assert_counts, everything, fragment
 
 from sparring.errors import SparringError
 from sparring.experience import Fragment
@@ -81,6 +82,56 @@ def test_killed_at_any_time_what_was_acknowledged_is_there_once(tmp_path: Path) 
         assert_counts(store)
         episodes = {e.episode for e in store.episodes("pole", limit=10**6)}
         assert episodes == _complete(everything(store, limit=1000))
+
+
+ERASER = textwrap.dedent(
+    """
+    import sys
+    sys.path.insert(0, sys.argv[2])
+    from store_samples import POLE, MAZE, fragment
+    from sparring.store import erasing, writer
+    from sparring.store.sqlite import SqliteStore
+
+    writer.CLEANED, writer.GIVEN_BACK, erasing.ERASE = 8, 8, 50_000  # many small pieces, to be killed between any two
+    store = SqliteStore(sys.argv[1])
+    for turn in range(10**6):
+        store.register(POLE)
+        store.register(MAZE)
+        name = f"gone-{turn}-of-the-test"
+        store.append([fragment(200, (POLE, MAZE)[i % 2], player=("kept", name)[i % 3 > 0]) for i in range(60)])
+        print("erasing", flush=True)
+        store.erase("pole", name)
+        store.erase("maze", name)
+        if turn % 3 == 2:
+            store.delete_game("pole")
+    """
+)
+
+
+def test_killed_while_it_erases_the_file_is_whole_and_the_next_process_finishes(tmp_path: Path) -> None:
+    path, rng = tmp_path / "store.db", random.Random(2)
+    for _ in range(8):
+        command = [sys.executable, "-c", ERASER, str(path), str(Path(__file__).parent)]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+            assert process.stdout is not None
+            for _ in range(rng.randrange(1, 6)):
+                assert process.stdout.readline() == "erasing\n"
+            time.sleep(rng.random() * 0.2)  # anywhere in what follows
+            process.kill()
+        with closing(sqlite3.connect(path)) as db:
+            assert db.execute("PRAGMA integrity_check").fetchall() == [("ok",)]
+        with closing(SqliteStore(path)) as store:
+            for game in (POLE, MAZE):
+                store.register(game)
+                assert_counts(store, game)
+                for player in store.players(game.name, 1000):
+                    if player.player != "kept":
+                        store.erase(game.name, player.player)
+    with closing(SqliteStore(path)):
+        deadline = time.monotonic() + 60
+        while b"gone-" in b"".join(file.read_bytes() for file in tmp_path.iterdir()):
+            assert time.monotonic() < deadline, "what was erased is still in the files"
+            time.sleep(0.05)
 
 
 def _complete(fragments: list[Fragment]) -> set[str]:

@@ -13,11 +13,13 @@ from store_samples import MAZE, POLE, assert_counts, cut, everything, fragment, 
 from sparring.errors import InputError, SparringError
 from sparring.experience import Fragment
 from sparring.games import Box, Discrete, Game
-from sparring.store import Episode, Outcome, Refused, Stats, Store, open_store
+from sparring.store import Episode, NotRegistered, Outcome, Refused, Stats, Store, open_store
+from sparring.store.cassandra import CassandraStore
 from sparring.store.memory import MemoryStore
+from sparring.store.protocol import FragmentRefused
 from sparring.store.sqlite import SqliteStore
 
-STORED, DUPLICATE, CONFLICT = Outcome.STORED, Outcome.DUPLICATE, Outcome.CONFLICT
+STORED, DUPLICATE, CONFLICT, ERASED = Outcome.STORED, Outcome.DUPLICATE, Outcome.CONFLICT, Outcome.ERASED
 
 
 @pytest.fixture(params=["sqlite", "memory", pytest.param("cassandra", marks=pytest.mark.real)])
@@ -107,7 +109,6 @@ class TestAppend:
             {"player": "eve"},
             {"episode": "other"},
             {"start": 1},
-            {"time": 1.0},
             {"terminated": True},
             {"truncated": True},
             {"model": "bot", "version": 1},
@@ -123,6 +124,17 @@ class TestAppend:
         store.append([first])
         assert store.append([msgspec.structs.replace(first, **change)]) == [CONFLICT]
         assert everything(store) == [first]
+
+    def test_another_time_alone_is_the_same_content(self, store: Store) -> None:
+        """Of JSON without a time the server fills in its clock, so the same upload comes with another one."""
+        first = fragment(time=1000.0)
+        later = msgspec.structs.replace(first, time=2000.0)
+        assert store.append([first]) == [STORED]
+        assert store.append([later]) == [DUPLICATE]
+        assert everything(store) == [first]
+        new = fragment(time=1000.0)
+        assert store.append([new, msgspec.structs.replace(new, time=3000.0)]) == [STORED, DUPLICATE]
+        assert store.append([msgspec.structs.replace(later, player="eve")]) == [CONFLICT]
 
     def test_an_id_belongs_to_one_game(self, store: Store) -> None:
         store.append([fragment(id="same")])
@@ -141,9 +153,9 @@ class TestAppend:
         before, after = store.submit([fragment()]), store.submit([fragment(), stray])
         last = store.submit([fragment()])
         assert before.result(20) == last.result(20) == [STORED]
-        with pytest.raises(InputError, match=stray.game):
+        with pytest.raises(NotRegistered, match=stray.game):  # told apart from a store that is out of order
             after.result(20)
-        with pytest.raises(InputError, match=f"schema {stray.schema!r}"):
+        with pytest.raises(FragmentRefused, match=f"schema {stray.schema!r}"):
             store.append([stray])
         assert len(everything(store)) == 2
 
@@ -261,13 +273,43 @@ class TestErase:
         assert store.erase("pole", "eve") == 0
         assert store.erase("pole", "nobody") == 0
 
-    def test_what_was_erased_can_be_sent_again(self, store: Store) -> None:
+    def test_an_upload_that_is_sent_again_does_not_bring_erased_play_back(self, store: Store) -> None:
         batch = cut([2, 3])
         store.append(batch)
         store.erase("pole", "ann")
-        assert store.append(batch) == [STORED, STORED]
-        assert everything(store) == batch
+        new = fragment()
+        later = msgspec.structs.replace(batch[0], time=1.0)
+        assert store.append([*batch, new, later]) == [ERASED, ERASED, STORED, ERASED]
+        assert store.submit(batch).result(20) == [ERASED, ERASED]
+        assert everything(store) == [new]
         assert_counts(store)
+        store.erase("pole", "ann")
+        assert store.append([new, *batch]) == [ERASED] * 3
+
+    def test_an_id_that_was_erased_is_free_for_other_players(self, store: Store) -> None:
+        if isinstance(store, CassandraStore):
+            pytest.xfail("its claims say no player: an erased id stays taken for all")
+        eves, anns = fragment(id="match-1", player="eve"), fragment(id="match-1")
+        store.append([eves])
+        store.erase("pole", "eve")
+        assert store.append([anns]) == [STORED]
+        assert store.append([anns, eves]) == [DUPLICATE, ERASED]
+        assert everything(store) == [anns]
+        assert_counts(store)
+        store.erase("pole", "ann")
+        assert store.append([anns, eves]) == [ERASED, ERASED]
+
+    def test_its_mark_changes_with_every_erasure(self, store: Store) -> None:
+        marks = [store.erasure("pole")]
+        for _ in range(2):
+            store.append([fragment(player="eve"), fragment()])
+            assert store.erasure("pole") == marks[-1]
+            store.erase("pole", "eve")
+            marks.append(store.erasure("pole"))
+        store.erase("pole", "nobody")
+        assert store.erasure("pole") == marks[-1]
+        assert marks[0] == store.erasure("maze") == store.erasure("chess") == ""
+        assert len(set(marks)) == 3
 
     def test_half_an_episode_is_forgotten_too(self, store: Store) -> None:
         first, last = cut([2, 3])
@@ -275,6 +317,132 @@ class TestErase:
         store.erase("pole", "ann")
         store.append([last])
         assert store.episodes("pole") == []
+
+
+class TestDiscard:
+    def test_moves_fragments_into_the_quarantine_for_good(self, store: Store) -> None:
+        bad, good = [fragment(player="eve") for _ in range(3)], [fragment(player="eve"), fragment()]
+        other = fragment(game=MAZE)
+        store.append([bad[0], good[0], bad[1], good[1], bad[2], other])
+        ids = [f.id for f in bad]
+        assert store.discard("pole", [*ids, ids[0], "unknown", other.id], "its reward is 3e38") == 3
+        assert everything(store) == good
+        assert everything(store, MAZE) == [other]
+        eventually(lambda: store.stats("pole").rejected == 3)
+        assert_counts(store)
+        assert store.append(bad) == [ERASED] * 3
+        assert store.discard("pole", ids, "again") == store.discard("chess", ids, "why") == 0
+
+    def test_a_player_of_whom_some_was_discarded_can_be_erased(self, store: Store) -> None:
+        sent = [fragment() for _ in range(6)]
+        store.append(sent)
+        store.discard("pole", [sent[i].id for i in (5, 1, 2)], "why")
+        new = fragment()
+        store.append([new, fragment(player="bob")])
+        assert store.erase("pole", "ann") == 4
+        assert {f.player for f in everything(store)} == {"bob"}
+        assert_counts(store)
+
+    def test_a_player_with_nothing_left_is_not_counted(self, store: Store) -> None:
+        parts = cut([2, 3, 4])
+        store.append(parts[:2])
+        store.discard("pole", [f.id for f in parts], "why")
+        assert_counts(store)
+        assert store.append(parts) == [ERASED, ERASED, STORED]
+        assert store.episodes("pole") == []
+        assert_counts(store)
+
+    @pytest.mark.parametrize("which", [0, 1, 2])
+    def test_its_episode_is_not_complete_any_more(self, store: Store, which: int) -> None:
+        parts, others = cut([2, 3, 4]), cut([2, 3, 4])
+        store.append(parts + others)
+        store.discard("pole", [parts[which].id], "why")
+        assert [e.episode for e in store.episodes("pole")] == [others[0].episode]
+        late = cut([2, 3, 4])
+        store.append([late[which]])
+        store.discard("pole", [late[which].id], "why")
+        store.append(late)
+        assert [e.episode for e in store.episodes("pole")] == [others[0].episode]
+
+    def test_the_mark_of_erasures_changes(self, store: Store) -> None:
+        sent = [fragment(), fragment()]
+        store.append(sent)
+        marks = {store.erasure("pole")}
+        for f in sent:
+            store.discard("pole", [f.id], "why")
+            marks.add(store.erasure("pole"))
+        store.discard("pole", ["unknown"], "why")
+        assert store.erasure("pole") in marks
+        assert len(marks) == 3
+
+
+class TestPaused:
+    def test_a_game_is_paused_and_resumed_and_its_play_still_stored(self, store: Store) -> None:
+        assert store.paused() == set()
+        store.pause("pole", True)
+        store.pause("pole", True)
+        store.register(POLE)
+        assert store.paused() == {"pole"}
+        assert store.append([fragment()]) == [STORED]
+        store.pause("maze", True)
+        store.pause("pole", False)
+        assert store.paused() == {"maze"}
+
+    def test_there_must_be_such_a_game(self, store: Store) -> None:
+        with pytest.raises(NotRegistered, match="chess"):
+            store.pause("chess", True)
+        assert store.paused() == set()
+
+
+class TestDeletedGame:
+    def test_everything_of_it_is_gone_and_other_games_stay(self, store: Store) -> None:
+        other = fragment(game=MAZE)
+        sent = [*cut([2, 3]), fragment(player="eve", model="bot", version=1)]
+        store.append([*sent, other])
+        store.quarantine("pole", "eve", "id", "why")
+        store.pause("pole", True)
+        store.delete_game("pole")
+        assert store.games() == [MAZE]
+        assert store.paused() == set()
+        assert store.registration("pole") == store.erasure("pole") == ""
+        assert everything(store) == list(store.scan("pole")) == []
+        assert store.stats("pole") == Stats(0, 0, 0, 0, 0)
+        assert store.players("pole") == store.versions("pole") == store.episodes("pole") == []
+        with pytest.raises(NotRegistered, match="pole"):
+            store.append([fragment()])
+        assert store.append([fragment(game=MAZE)]) == [STORED]
+        assert everything(store, MAZE)[0] == other
+        assert_counts(store, MAZE)
+        store.delete_game("pole")
+        store.delete_game("chess")
+
+    @pytest.mark.parametrize("again", [POLE, Game("pole", Box((2,)), Discrete(4))], ids=["same", "other spaces"])
+    def test_declared_again_it_starts_from_nothing(self, store: Store, again: Game) -> None:
+        first = store.registration("pole")
+        half, erased = fragment(), fragment(player="eve")
+        store.append([half, erased])
+        store.erase("pole", "eve")
+        store.delete_game("pole")
+        if not isinstance(store, CassandraStore):
+            assert store.deleted("pole")
+        store.register(again)
+        assert not store.deleted("pole")
+        assert not store.deleted("chess")
+        assert store.registration("pole") not in ("", first)
+        assert store.registration("pole") == store.registration("pole")
+        assert everything(store, again) == []
+        assert store.stats("pole") == Stats(0, 0, 0, 0, 0)
+        sent = [fragment(game=again, id=f.id, player=f.player) for f in (half, erased)]
+        assert store.append(sent) == [STORED, STORED]
+        assert everything(store, again) == sent
+        assert_counts(store, again)
+
+    def test_registering_again_without_deleting_is_the_same_registration(self, store: Store) -> None:
+        first = store.registration("pole")
+        store.register(POLE)
+        assert store.registration("pole") == first != store.registration("maze")
+        assert first
+        assert store.registration("chess") == ""
 
 
 class TestStats:
@@ -440,6 +608,13 @@ def test_stores_agree(seed: int, tmp_path: Path) -> None:
             batch += [fragment(id=sent[-1].id, game=game)] if sent and rng.random() < 0.2 else []
             sent += batch
             assert stores[0].append(batch) == stores[1].append(batch)
+        elif action < 0.9 and sent:
+            ids = [sent[i].id for i in rng.integers(len(sent), size=3)]
+            assert stores[0].discard("pole", ids, "why") == stores[1].discard("pole", ids, "why")
+        elif action < 0.91:
+            for store in stores:
+                store.delete_game("maze")
+                store.register(MAZE)
         else:
             who = ("pole", f"player {rng.integers(4)}")
             assert stores[0].erase(*who) == stores[1].erase(*who)
@@ -453,6 +628,7 @@ def test_stores_agree(seed: int, tmp_path: Path) -> None:
 def _view(store: Store, game: Game) -> list[object]:
     """Everything but the clock."""
     return [
+        store.erasure(game.name) != "",
         store.tail(game.name, limit=10**6),
         store.stats(game.name),
         sorted((p.player, p.fragments, p.steps) for p in store.players(game.name)),

@@ -9,6 +9,7 @@ from pathlib import Path
 from sparring.errors import InputError
 from sparring.store.protocol import (
     Episode,
+    NotRegistered,
     Outcome,
     PlayerStats,
     Refused,
@@ -23,6 +24,7 @@ from sparring.store.protocol import (
 
 __all__ = [
     "Episode",
+    "NotRegistered",
     "Outcome",
     "PlayerStats",
     "Refused",

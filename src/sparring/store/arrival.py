@@ -13,7 +13,7 @@ import numpy as np
 from sparring.errors import InputError
 from sparring.experience import Fragment
 from sparring.games import Game
-from sparring.store.protocol import Outcome
+from sparring.store.protocol import FragmentRefused, Outcome
 
 __all__ = [
     "Submission",
@@ -24,6 +24,7 @@ __all__ = [
     "require_checked",
     "require_same",
     "returns",
+    "same",
     "stripe",
     "stripes",
 ]
@@ -54,8 +55,9 @@ def failed(error: Exception) -> "Future[list[Outcome]]":
 
 
 def refusal(game: str, player: str, fragment_id: str, reason: str) -> tuple[float, str, str, str, str]:
-    """A note for the quarantine: whoever sent it may have sent names of any length, or none."""
-    return time.time(), game[:200] or "?", player[:200], fragment_id[:200], reason[:1000]
+    """A note for the quarantine: whoever sent it may have sent names of any length, none, or what no database takes."""
+    texts = [text.encode(errors="replace").decode() for text in (game[:200] or "?", player[:200], fragment_id[:200])]
+    return time.time(), texts[0], texts[1], texts[2], reason[:1000].encode(errors="replace").decode()
 
 
 def _encode(fragments: Sequence[Fragment]) -> list[memoryview]:
@@ -67,7 +69,7 @@ def _encode(fragments: Sequence[Fragment]) -> list[memoryview]:
             encoder.encode_into(f, buffer, -1)
             ends.append(len(buffer))
     except (UnicodeEncodeError, OverflowError) as error:
-        raise InputError(f"a fragment cannot be written down: {error}") from error
+        raise FragmentRefused(f"a fragment cannot be written down: {error}") from error
     view = memoryview(buffer)
     return [view[first:last] for first, last in pairwise(ends)]
 
@@ -134,6 +136,12 @@ def require_checked(fragments: Sequence[Fragment]) -> None:
                 f"fragment {f.id!r} has {f.steps} steps and {len(f.reward)} bytes of reward: "
                 f"a store takes only fragments that passed experience.validate.check"
             )
+
+
+def same(stored: Fragment, sent: Fragment) -> bool:
+    """Whether a fragment that comes again is the stored one. `time` does not count: of JSON without one the server's
+    clock filled it in, another one each time."""
+    return stored == sent or msgspec.structs.replace(stored, time=sent.time) == sent
 
 
 def require_same(known: Game, game: Game) -> None:

@@ -1,19 +1,19 @@
-"""A store on a Cassandra cluster: upserts only, any number of writers and readers, no clock that matters.
+"""A store on a Cassandra cluster: any number of writers and readers, no clock that matters.
 
 - `block`: fragments, some 32 KiB of neighbours a row, in partitions `(game, day, bucket)`. A bucket belongs to one
   writer, who opens the next one when it has 64 MiB: their number follows the load. A fragment's place in its bucket is
   the number of steps until it, so a random step finds its fragment with one look-up (`sample`).
-- `bucket`: the directory. What lies behind a bucket's committed `steps` does not exist. (`buckets`: how it is written.)
-- `claim`: where ids went: a pure function of the id says where to look, whatever day and to whomever it comes again.
+- `bucket`: the directory; `head`: how far each is committed. What lies behind it does not exist. (`heads`: the fence.)
+- `claims`: where ids went: a pure function of the id says where to look, whatever day and to whomever it comes again.
+  (`buckets`: why a fragment is stored once.)
 - `record`: what each commit held without the columns: counts, players, versions and episodes are folds of these.
 - `merge`: the order of it all, decided by readers. (`order`: why `tail` misses nothing and repeats nothing.)
 
-Lightweight transactions decide who owns a bucket's number, which entry of the order is next and which spaces a game
-has; none is in the way of an append.
+Lightweight transactions decide about a bucket's number and its head, about the next entry of the order, about games,
+and about what erasures replace.
 """
 
 import threading
-import time
 import uuid
 from bisect import bisect_right
 from collections import deque
@@ -26,23 +26,24 @@ import numpy as np
 from sparring.errors import InputError, SparringError
 from sparring.experience import Fragment
 from sparring.games import Game
-from sparring.store.arrival import Submission, encoder, failed, refusal, require_checked, require_same, stripes
-from sparring.store.buckets import (
-    BLOCK,
-    GROUP,
-    GROUP_FRAGMENTS,
-    Block,
-    Part,
-    Writer,
-    decode_block,
-    decode_parts,
-    encode_block,
-    encode_parts,
-    fragment_at,
+from sparring.store.arrival import Submission, failed, refusal, require_checked, require_same, stripes
+from sparring.store.buckets import GROUP, GROUP_FRAGMENTS, Writer
+from sparring.store.eraser import Eraser
+from sparring.store.heads import Head
+from sparring.store.keyspace import Address, Games, Keyspace
+from sparring.store.order import Directory, Episodes, Order, Span, Totals
+from sparring.store.protocol import (
+    Episode,
+    NotRegistered,
+    Outcome,
+    PlayerStats,
+    Refused,
+    Stats,
+    StoreBusy,
+    Tail,
+    VersionStats,
 )
-from sparring.store.keyspace import Address, Keyspace
-from sparring.store.order import Directory, Episodes, Head, Order, Span, Totals
-from sparring.store.protocol import Episode, Outcome, PlayerStats, Refused, Stats, StoreBusy, Tail, VersionStats
+from sparring.store.rows import Block, decode_block
 
 __all__ = ["CassandraStore"]
 
@@ -53,9 +54,20 @@ PAGE = 2 << 20  # bytes asked for at once …
 MAX_ROWS = 256  # … if they are as small as the last ones were …
 AHEAD = 4  # … and questions on their way while one's answer is used: so much memory a reader takes
 EVERYTHING = 1 << 30  # a limit that is none
+JOINED = 1 << 16  # steps of stretches that are read as one
 PROBES = 64  # look-ups of `sample` on their way at once
+MISSES = 20  # rounds of look-ups in a row that found nothing, after which it looks again what there is
 SPARSE = 50  # with fewer than one step in so many left by erasures, fragments are counted instead of probed for
-LOCK = 60  # seconds after which an eraser that died no longer keeps others waiting
+
+
+class _View:
+    """What a process keeps of a game, by its key."""
+
+    def __init__(self, keyspace: Keyspace, key: str) -> None:
+        self.key = key
+        self.directory, self.order = Directory(keyspace, key), Order(keyspace, key)
+        self.totals, self.episodes = Totals(keyspace, key, self.order), Episodes(keyspace, key, self.order)
+        self.folding = threading.Lock()  # guards these two, which are brought up to date by one at a time
 
 
 class CassandraStore:
@@ -64,11 +76,11 @@ class CassandraStore:
     def __init__(self, address: str, *, readonly: bool = False) -> None:
         self.address = Address.parse(address)
         self._keyspace = Keyspace(self.address)
-        self._writer = None if readonly else Writer(self._keyspace)
-        self._lock = threading.RLock()
-        self._width = BLOCK  # bytes of a block, as they were in the last page that was read
-        self._views: dict[tuple[str, str], Any] = {}
-        self._folding = threading.RLock()  # guards totals and episodes, which are brought up to date by one at a time
+        self._games = Games(self._keyspace)
+        self._writer = None if readonly else Writer(self._keyspace, self._games)
+        self._lock = threading.Lock()
+        self._width = PAGE  # bytes of a block, as they were in the last page that was read
+        self._views: dict[str, _View] = {}  # by key
 
     def close(self) -> None:
         """Writes what was submitted, then closes. Twice is fine."""
@@ -76,14 +88,46 @@ class CassandraStore:
             self._writer.close()
         self._keyspace.close()
 
+    # Games
+
     def register(self, game: Game) -> None:
         self._writing()
-        applied, row = self._keyspace.applied("register", game.name, game.to_json().decode())
+        if self.deleted(game.name):  # and that was cut short: its claims would hide what is sent anew
+            self.delete_game(game.name)
+        key = f"{game.name} {uuid.uuid4().hex}"
+        applied, row = self._keyspace.applied("register", game.to_json().decode(), key, game.name)
         if not applied:
             require_same(Game.from_json(row[-1]), game)
+        self._games.forget(game.name)
 
     def games(self) -> list[Game]:
-        return sorted((Game.from_json(spec) for (spec,) in self._keyspace.run("games")), key=lambda game: game.name)
+        return sorted((Game.from_json(spec) for _, spec, _ in self._registered()), key=lambda game: game.name)
+
+    def registration(self, game: str) -> str:
+        return (self._games.find(game) or ("",))[0]
+
+    def pause(self, game: str, paused: bool) -> None:
+        self._writing()
+        if not self._keyspace.applied("pause", paused, game)[0]:
+            raise NotRegistered(f"there is no game {game!r}")
+
+    def paused(self) -> set[str]:
+        return {name for name, _, paused in self._registered() if paused}
+
+    def delete_game(self, name: str) -> None:
+        """Who writes to it is refused from its next commit on, other readers see it go within a second."""
+        self._writing().note_refusals()  # the game's may still be on their way
+        for _, key in self._keyspace.run("game", name):
+            self._keyspace.applied("unregister", name, key)
+            self._games.forget(name)
+            Eraser(self._keyspace, key, self._views.pop(key, _View(self._keyspace, key)).directory).everything()
+            self._keyspace.applied("forget game", name, key)
+
+    def deleted(self, name: str) -> bool:
+        return any(spec is None for spec, _ in self._keyspace.run("game", name))
+
+    def _registered(self) -> list[tuple[str, str, bool]]:
+        return [row for row in self._keyspace.run("games") if row[1] is not None]
 
     # Writing
 
@@ -107,54 +151,25 @@ class CassandraStore:
         self._writing().note_from(source, totals, [refusal(r.game, r.player, r.id, r.reason) for r in newest])
 
     def erase(self, game: str, player: str) -> int:
-        """Looks through all records of the game; one player at a time. The disks forget with the next compactions after
+        """Looks through all records of the game. The disks forget with the next compactions after
         `gc_grace_seconds`."""
         self._writing().note_refusals()  # the player's may still be on their way
-        owner, keyspace = uuid.uuid4(), self._keyspace
-        while not keyspace.applied("take lock", f"erase {game}", owner, LOCK)[0]:
-            time.sleep(0.2)
-        try:
-            erased = sum(
-                self._erase(game, bucket, head, player) for bucket, head in self._directory(game).refresh().items()
-            )
-            for writer, slot, who in keyspace.run("quarantined", game):
-                if who == player:
-                    keyspace.run("release", game, writer, slot)
-            if erased:
-                keyspace.run("mark erasure", game, uuid.uuid4())
-        finally:
-            keyspace.applied("drop lock", f"erase {game}", owner)
-        return erased
+        return self._eraser(game).player(player)
 
-    def _erase(self, game: str, bucket: int, head: Head, player: str) -> int:
-        keyspace, partition = self._keyspace, (game, head.day, bucket)
-        erased = 0
-        for place, _, parts in keyspace.run("records", *partition, 0, head.steps):
-            all_parts = decode_parts(parts)
-            gone = [part for part in all_parts if part.player == player]
-            if not gone:
-                continue
-            self._erase_from_blocks(partition, gone[0].place - gone[0].steps, place, player)
-            left = encode_parts([part for part in all_parts if part.player != player])
-            keyspace.run("replace record", left, *partition, place)
-            erased += len(gone)
-        return erased
+    def discard(self, game: str, ids: Sequence[str], reason: str) -> int:
+        writer = self._writing()
+        gone = self._eraser(game).ids(ids)
+        for f in gone:
+            writer.refuse(refusal(game, f.player, f.id, reason))
+        writer.note_refusals()
+        return len(gone)
 
-    def _erase_from_blocks(self, partition: tuple[str, int, int], begin: int, end: int, player: str) -> None:
-        """What replaces a block is made later than it, also by an eraser whose clock is behind."""
-        futures = []
-        for place, body, written in self._keyspace.run("blocks", *partition, begin, end):
-            block = decode_block(body)
-            left = [(at, f) for at, f in zip(block.places, block.fragments, strict=True) if f.player != player]
-            now = max(time.time_ns() // 1000, written + 1)
-            if not left:
-                futures.append(self._keyspace.start("delete", now, *partition, place))
-            elif len(left) < len(block.places):
-                body = encode_block([at for at, _ in left], [encoder.encode(f) for _, f in left])
-                futures.append(self._keyspace.start("replace", now, body, *partition, place))
-        with self._keyspace.asking():
-            for future in futures:
-                future.result()
+    def erasure(self, game: str) -> str:
+        return "".join(str(mark) for (mark,) in self._keyspace.run("erasure", self._games.key(game)))
+
+    def _eraser(self, game: str) -> Eraser:
+        view = self._view(game)
+        return Eraser(self._keyspace, view.key, view.directory)
 
     def _writing(self) -> Writer:
         if self._writer is None:
@@ -164,13 +179,13 @@ class CassandraStore:
     # Reading fragments
 
     def tail(self, game: str, after: int = 0, limit: int = 1000) -> Tail:
-        order = self._order(game)
+        view = self._view(game)
         if after < 0:
-            return Tail([], order.tip())
+            return Tail([], view.order.tip())
         limit = max(limit, 1)
         fragments: list[Fragment] = []
         cursor, size = after, 0
-        for at, span, block, width in self._follow(game, order, after, limit):
+        for at, span, block, width in self._follow(view, after, limit):
             taken = block.fragments[: limit - len(fragments)]
             fragments += taken
             cursor = at + block.places[len(taken) - 1] - span.begin
@@ -179,34 +194,23 @@ class CassandraStore:
                 break
         return Tail(fragments, cursor)
 
-    def _follow(self, game: str, order: Order, after: int, limit: int) -> Iterator[tuple[int, Span, Block, int]]:
+    def _follow(self, view: _View, after: int, limit: int) -> Iterator[tuple[int, Span, Block, int]]:
         """What blocks hold after the cursor, each with its span, the cursor where that begins, and the block's size."""
-        spans: list[tuple[int, Span]] = []
+        reached = [after]
         found = False
         while not found:
-            wanted, begin = 0, after
-            for entry in order.entries(begin, enough=lambda: bool(spans)):
-                at = entry.at
-                for span in entry.spans:
-                    end = at + span.end - span.begin
-                    if end > begin:
-                        cut = _cut(span, max(begin - at, 0))
-                        spans.append((max(begin, at), cut))
-                        wanted += cut.fragments
-                    at = end
-                after = entry.end
-                if wanted >= limit:
-                    break
-            if not spans:
-                return
-            for row in self._blocks(game, spans, limit):
+            begin = reached[0]
+            for row in self._blocks(view.key, _joined(_spans(view.order, begin, reached)), limit):
                 found = True
                 yield row
-            spans.clear()  # if nothing was found, all of it was erased: on with what comes after it
+            if reached[0] == begin:  # else, if nothing was found, all of it was erased: on with what comes after it
+                return
 
-    def _blocks(self, game: str, spans: list[tuple[int, Span]], limit: int) -> Iterator[tuple[int, Span, Block, int]]:
+    def _blocks(
+        self, key: str, spans: Iterable[tuple[int, Span]], limit: int
+    ) -> Iterator[tuple[int, Span, Block, int]]:
         """Of the first block of a span some may lie before it: perhaps all that erasures left of it."""
-        for (at, span), body in self._read(game, _joined(spans), limit + 1):
+        for (at, span), body in self._read(key, spans, limit + 1):
             block = decode_block(body)
             first = bisect_right(block.places, span.begin)
             if first:
@@ -215,14 +219,15 @@ class CassandraStore:
                 yield at, span, block, len(body)
 
     def scan(self, game: str, share: int = 0, of: int = 1) -> Iterator[list[Fragment]]:
+        view = self._view(game)
         spans = [
-            (0, Span(head.day, bucket, begin, end, *_part_of(head, (end - begin) / head.steps)))
-            for bucket, head in sorted(self._directory(game).refresh().items())
+            (0, Span(head.day, bucket, begin, end))
+            for bucket, head in sorted(view.directory.refresh().items())
             for begin, end in stripes(0, head.steps, share, of, salt=bucket)
         ]
         piece: list[Fragment] = []
         size = 0
-        for _, body in self._read(game, _joined(spans), EVERYTHING):
+        for _, body in self._read(view.key, spans, EVERYTHING):
             piece += decode_block(body).fragments
             size += len(body)
             if len(piece) >= PIECE or size >= ANSWER:
@@ -232,26 +237,21 @@ class CassandraStore:
             yield piece
 
     def _read(
-        self, game: str, spans: Iterable[tuple[int, Span]], limit: int
+        self, key: str, spans: Iterable[tuple[int, Span]], limit: int
     ) -> Iterator[tuple[tuple[int, Span], bytes]]:
         """Blocks that end in the spans, in order; the next questions are on their way while an answer is used."""
         waiting: deque[tuple[tuple[int, Span], Any]] = deque()
         spans = iter(spans)
         while True:
             while len(waiting) < AHEAD and (span := next(spans, None)) is not None:
-                waiting.append((span, self._ask(game, span[1], limit)))
+                where, rows = span[1], min(max(PAGE // self._width, 16), MAX_ROWS)
+                values = (key, where.day, where.bucket, where.begin, where.end, min(limit, EVERYTHING))
+                waiting.append((span, self._keyspace.start("slice", *values, fetch_size=rows)))
             if not waiting:
                 return
             span, future = waiting.popleft()
             for (body,) in self._pages(future):
                 yield span, body
-
-    def _ask(self, game: str, span: Span, limit: int) -> Any:
-        width = max(span.bytes // max(span.fragments, 1), self._width)
-        size = min(max(PAGE // width, 16), MAX_ROWS)
-        return self._keyspace.start(
-            "slice", game, span.day, span.bucket, span.begin, span.end, min(limit, EVERYTHING), fetch_size=size
-        )
 
     def _pages(self, future: Any) -> Iterator[tuple[bytes]]:
         """All rows of an answer: while one page is used, the next is fetched."""
@@ -268,41 +268,44 @@ class CassandraStore:
                 return
 
     def sample(self, game: str, steps: int, rng: np.random.Generator) -> list[Fragment]:
-        buckets = sorted((number, head) for number, head in self._directory(game).refresh().items() if head.steps)
+        view = self._view(game)
+        buckets = sorted((number, head) for number, head in view.directory.refresh().items() if head.steps)
         ends = np.cumsum([head.steps for _, head in buckets])
         total = int(ends[-1]) if buckets else 0
-        live = self._live(game, total)
+        # Without any erasure, the directory says how many steps there are.
+        live = self._totals(game).steps if self._keyspace.run("erasure", view.key) else total
         if steps <= 0:
             return []
         if steps >= live:
             return [f for piece in self.scan(game) for f in piece]
         width = max(total // sum(head.fragments for _, head in buckets), 1)  # steps of a fragment, about
         drawn: list[Fragment] = []
-        missing = steps
+        missing, misses = steps, 0
+        found: Iterable[Fragment]
         while missing > 0:
             wanted = missing // width + 1
+            if misses == MISSES:  # others erase meanwhile
+                return drawn + self.sample(game, missing, rng)
             if live * SPARSE < total:
-                found = self._pick(game, buckets, rng, wanted)
+                found = self._pick(game, rng, wanted)
             else:
-                found = self._probe(game, buckets, ends, rng.integers(total, size=min(wanted * total // live, PROBES)))
+                places = rng.integers(total, size=min(wanted * total // live, PROBES))
+                found = self._probe(view.key, buckets, ends, places)
+            misses += 1
             for f in found:
                 drawn.append(f)
-                missing -= f.steps
+                missing, misses = missing - f.steps, 0
                 if missing <= 0:
                     break
         return drawn
 
-    def _live(self, game: str, total: int) -> int:
-        """Steps that are not erased. Without any erasure, the directory says how many there are."""
-        return self._totals(game).steps if self._keyspace.run("erasure", game) else total
-
-    def _probe(self, game: str, buckets: list[tuple[int, Head]], ends: Any, steps: Any) -> Iterator[Fragment]:
+    def _probe(self, key: str, buckets: list[tuple[int, Head]], ends: Any, steps: Any) -> Iterator[Fragment]:
         """The fragments that hold these steps, counted over all buckets; an erased one has none."""
         asked = []
         for step, index in zip(steps.tolist(), np.searchsorted(ends, steps, side="right").tolist(), strict=True):
             bucket, head = buckets[index]
             place = step - (int(ends[index]) - head.steps)
-            asked.append((place, self._keyspace.start("slice", game, head.day, bucket, place, head.steps, 1)))
+            asked.append((place, self._keyspace.start("slice", key, head.day, bucket, place, head.steps, 1)))
         for place, future in asked:
             with self._keyspace.asking():
                 rows = future.result().current_rows
@@ -312,28 +315,20 @@ class CassandraStore:
                 if index < len(block.places) and block.places[index] - block.fragments[index].steps <= place:
                     yield block.fragments[index]
 
-    def _pick(
-        self, game: str, buckets: list[tuple[int, Head]], rng: np.random.Generator, count: int
-    ) -> Iterator[Fragment]:
-        """Where so much was erased that probes mostly find nothing: looks at the records of all there is."""
-        where: list[tuple[tuple[str, int, int], Part]] = []
-        for bucket, head in buckets:
-            partition = (game, head.day, bucket)
-            for _, _, parts in self._keyspace.run("records", *partition, 0, head.steps):
-                where += [(partition, part) for part in decode_parts(parts)]
-        weights = np.array([part.steps for _, part in where], float)
-        for index in rng.choice(len(where), count, p=weights / weights.sum()).tolist() if where else ():
-            partition, part = where[index]
-            for (body,) in self._keyspace.run("holding", *partition, part.place):
-                fragment = fragment_at(body, part.place)
-                if fragment is not None:
-                    yield fragment
+    def _pick(self, game: str, rng: np.random.Generator, count: int) -> list[Fragment]:
+        """Where so much was erased that probes mostly find nothing: so many of all there are, drawn as they come by."""
+        drawn: dict[int, Fragment] = {}
+        total = 0
+        for f in (f for piece in self.scan(game) for f in piece):
+            total += f.steps
+            drawn |= dict.fromkeys(np.flatnonzero(rng.random(count) * total < f.steps).tolist(), f)
+        return list(drawn.values())
 
     # Counting
 
     def stats(self, game: str) -> Stats:
-        totals = self._totals(game)
-        rejected = sum(count for (count,) in self._keyspace.run("rejected", game)) if self._is_game(game) else 0
+        totals, key = self._totals(game), self.registration(game)
+        rejected = sum(count for (count,) in self._keyspace.run("rejected", key)) if key else 0
         return Stats(totals.fragments, totals.steps, len(totals.players), totals.bytes, rejected)
 
     def players(self, game: str, limit: int = 100) -> list[PlayerStats]:
@@ -345,33 +340,20 @@ class CassandraStore:
         return self._totals(game).versions
 
     def episodes(self, game: str, after: int = 0, limit: int = 1000) -> list[Episode]:
-        with self._folding:
-            episodes: Episodes = self._view("episodes", game, lambda: Episodes(self._keyspace, game, self._order(game)))
-            return episodes.after(after, limit)
-
-    def _is_game(self, game: str) -> bool:
-        return bool(self._keyspace.run("game", game))
+        view = self._view(game)
+        with view.folding:
+            return view.episodes.after(after, limit)
 
     def _totals(self, game: str) -> Totals:
-        with self._folding:
-            totals: Totals = self._view("totals", game, lambda: Totals(self._keyspace, game, self._order(game)))
-            totals.advance()
-            return totals
+        view = self._view(game)
+        with view.folding:
+            view.totals.advance()
+            return view.totals
 
-    def _order(self, game: str) -> Order:
-        order: Order = self._view("order", game, lambda: Order(self._keyspace, game))
-        return order
-
-    def _directory(self, game: str) -> Directory:
-        directory: Directory = self._view("directory", game, lambda: Directory(self._keyspace, game))
-        return directory
-
-    def _view(self, kind: str, game: str, make: Any) -> Any:
-        self._keyspace.require_open()
+    def _view(self, game: str) -> _View:
+        key = self._games.key(game)
         with self._lock:
-            if (kind, game) not in self._views:
-                self._views[kind, game] = make()
-            return self._views[kind, game]
+            return self._views.setdefault(key, _View(self._keyspace, key))
 
 
 def _pieces(fragments: Sequence[Fragment]) -> Iterator[Sequence[Fragment]]:
@@ -386,26 +368,28 @@ def _pieces(fragments: Sequence[Fragment]) -> Iterator[Sequence[Fragment]]:
         yield fragments[first:]
 
 
-def _part_of(head: Head, share: float) -> tuple[int, int]:
-    return max(int(head.fragments * share), 1), int(head.bytes * share)
+def _spans(order: Order, begin: int, reached: list[int]) -> Iterator[tuple[int, Span]]:
+    """Stretches after the cursor, each with its own; the log is not extended for more than there is in it."""
+    for entry in order.entries(begin, enough=lambda: reached[0] > begin):
+        at = entry.at
+        for span in entry.spans:
+            skipped = max(begin - at, 0)
+            if skipped < span.steps:
+                yield at + skipped, Span(span.day, span.bucket, span.begin + skipped, span.end)
+            at += span.steps
+        reached[0] = entry.end
 
 
-def _cut(span: Span, steps: int) -> Span:
-    """Without its first steps."""
-    share = 1 - steps / (span.end - span.begin)
-    counts = max(int(span.fragments * share), 1), int(span.bytes * share)
-    return Span(span.day, span.bucket, span.begin + steps, span.end, *counts)
-
-
-def _joined(spans: list[tuple[int, Span]]) -> list[tuple[int, Span]]:
+def _joined(spans: Iterable[tuple[int, Span]]) -> Iterator[tuple[int, Span]]:
     """Neighbours as one: a reader who follows closely left many short entries behind, all of one bucket."""
-    joined: list[tuple[int, Span]] = []
+    last: tuple[int, Span] | None = None
     for at, span in spans:
-        if joined:
-            first, last = joined[-1]
-            if (last.day, last.bucket, last.end) == (span.day, span.bucket, span.begin):
-                counts = last.fragments + span.fragments, last.bytes + span.bytes
-                joined[-1] = first, Span(last.day, last.bucket, last.begin, span.end, *counts)
+        if last is not None:
+            before = last[1]
+            if before.steps < JOINED and (before.bucket, before.end) == (span.bucket, span.begin):
+                last = last[0], Span(span.day, span.bucket, before.begin, span.end)
                 continue
-        joined.append((at, span))
-    return joined
+            yield last
+        last = at, span
+    if last is not None:
+        yield last

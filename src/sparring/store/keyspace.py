@@ -1,11 +1,12 @@
-"""A Cassandra keyspace: its address, its tables and their migrations, and the connection with what callers are told
-when it fails. `cassandra` says what the tables mean."""
+"""A Cassandra keyspace: its address, the connection with what callers are told when it fails, its games, and how its
+tables are made and brought up to date."""
 
 import itertools
 import os
 import re
 import ssl
 import threading
+import time
 import urllib.parse
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -14,7 +15,10 @@ from typing import Any
 import msgspec
 
 from sparring.errors import InputError, SparringError
+from sparring.games import Game
 from sparring.store.protocol import StoreAway
+from sparring.store.rows import Place, checksum, decode_block, encode_block, encode_place, locate
+from sparring.store.schema import SCHEMA, STATEMENTS, TABLES, VERSION
 
 try:
     import cassandra
@@ -22,92 +26,23 @@ try:
     from cassandra.auth import PlainTextAuthProvider
     from cassandra.cluster import EXEC_PROFILE_DEFAULT, Cluster, ExecutionProfile, NoHostAvailable
     from cassandra.concurrent import execute_concurrent_with_args
+    from cassandra.connection import ConnectionBusy, ConnectionException
     from cassandra.policies import DCAwareRoundRobinPolicy, ExponentialReconnectionPolicy, RetryPolicy, TokenAwarePolicy
     from cassandra.query import BatchStatement, BatchType, SimpleStatement, tuple_factory
 except ImportError as error:  # pragma: no cover
     raise InputError("a store on Cassandra needs its driver: pip install 'sparring[cassandra]'") from error
 
-__all__ = ["TIMEOUT", "Address", "Keyspace", "init"]
+__all__ = ["TABLES", "TIMEOUT", "VERSION", "Address", "Games", "Keyspace", "init"]
 
 TIMEOUT = 5.0  # seconds for one request
 ATTEMPTS = 3  # of a statement that may be repeated, the first included
 BATCH = 256 << 10  # bytes in one batch, where the server allows as many
 CONSISTENCIES = ("ONE", "TWO", "THREE", "QUORUM", "ALL", "LOCAL_QUORUM", "EACH_QUORUM", "LOCAL_ONE")
 COMPRESSIONS = {"lz4": "LZ4Compressor", "zstd": "ZstdCompressor"}
+PIECE = 16  # rows that are brought along at once: each may have 8 MiB
+CLAIMS = 4096  # and claims that are written at once
+KNOWN = 1.0  # seconds for which a game's registration is not looked up again
 OPTIONS = ("compression", "consistency", "dc", "replication", "tls")
-
-VERSION = 2  # of the tables; older ones: see `_migrate`
-SCHEMA = (  # {compression} is the address's
-    "CREATE TABLE IF NOT EXISTS game (name text PRIMARY KEY, spec text)",
-    # The directory: a bucket's owner raises `steps` when fragments are there; nothing beyond it counts.
-    """CREATE TABLE IF NOT EXISTS bucket (
-        game text, bucket int, day int, owner uuid, steps bigint, fragments int, bytes bigint, sealed boolean,
-        PRIMARY KEY (game, bucket))""",
-    # Fragments, some in a row: Cassandra's work is by the row more than by the byte.
-    """CREATE TABLE IF NOT EXISTS block (
-        game text, day int, bucket int, place bigint, body blob, PRIMARY KEY ((game, day, bucket), place))
-        WITH compression = {{'class': '{compression}'}}""",
-    # What a commit held, without the columns: a row per commit.
-    """CREATE TABLE IF NOT EXISTS record (
-        game text, day int, bucket int, place bigint, time double, parts blob,
-        PRIMARY KEY ((game, day, bucket), place)) WITH compression = {{'class': '{compression}'}}""",
-    # latest: of each writer that claimed anything in the shard, the newest of its rows.
-    """CREATE TABLE IF NOT EXISTS claim (
-        shard bigint, writer bigint, seq int, latest map<bigint, int> STATIC, game text, bucket int, claims blob,
-        PRIMARY KEY (shard, writer, seq))""",
-    """CREATE TABLE IF NOT EXISTS merge (
-        game text, epoch int, at bigint, entry blob, PRIMARY KEY ((game, epoch), at))""",
-    "CREATE TABLE IF NOT EXISTS erasure (game text PRIMARY KEY, mark uuid)",
-    "CREATE TABLE IF NOT EXISTS lock (name text PRIMARY KEY, owner uuid)",
-    """CREATE TABLE IF NOT EXISTS quarantine (
-        game text, writer uuid, slot int, time double, player text, id text, reason text,
-        PRIMARY KEY (game, writer, slot)) WITH default_time_to_live = 2592000""",
-    "CREATE TABLE IF NOT EXISTS rejected (game text, writer uuid, count bigint, PRIMARY KEY (game, writer))",
-)
-TABLES = ("game", "bucket", "block", "record", "claim", "merge", "erasure", "lock", "quarantine", "rejected")
-
-PARTITION = "game = ? AND day = ? AND bucket = ?"
-# Rows that one owner writes once carry the timestamp 1: no clock decides about them, and any deletion is later.
-STATEMENTS = {
-    "games": "SELECT spec FROM game",
-    "game": "SELECT spec FROM game WHERE name = ?",
-    "register": "INSERT INTO game (name, spec) VALUES (?, ?) IF NOT EXISTS",
-    "newest bucket": "SELECT bucket FROM bucket WHERE game = ? ORDER BY bucket DESC LIMIT 1",
-    "open bucket": "INSERT INTO bucket (game, bucket, day, owner) VALUES (?, ?, ?, ?) IF NOT EXISTS",
-    "commit": "UPDATE bucket USING TIMESTAMP ? SET steps = ?, fragments = ?, bytes = ?, sealed = ?"
-    " WHERE game = ? AND bucket = ?",
-    "buckets": "SELECT bucket, day, steps, fragments, bytes, sealed FROM bucket WHERE game = ? AND bucket > ? LIMIT ?",
-    "some buckets": "SELECT bucket, day, steps, fragments, bytes, sealed FROM bucket WHERE game = ? AND bucket IN ?",
-    "put": "INSERT INTO block (game, day, bucket, place, body) VALUES (?, ?, ?, ?, ?) USING TIMESTAMP 1",
-    "slice": f"SELECT body FROM block WHERE {PARTITION} AND place > ? AND place <= ? LIMIT ?",
-    "holding": f"SELECT body FROM block WHERE {PARTITION} AND place >= ? LIMIT 1",
-    "blocks": f"SELECT place, body, WRITETIME(body) FROM block WHERE {PARTITION} AND place > ? AND place <= ?",
-    "replace": f"UPDATE block USING TIMESTAMP ? SET body = ? WHERE {PARTITION} AND place = ?",
-    "delete": f"DELETE FROM block USING TIMESTAMP ? WHERE {PARTITION} AND place = ?",
-    "put record": "INSERT INTO record (game, day, bucket, place, time, parts) VALUES (?, ?, ?, ?, ?, ?)"
-    " USING TIMESTAMP 1",
-    "replace record": f"UPDATE record SET parts = ? WHERE {PARTITION} AND place = ?",
-    "records": f"SELECT place, time, parts FROM record WHERE {PARTITION} AND place > ? AND place <= ?",
-    "claim": "UPDATE claim USING TIMESTAMP ? SET latest[?] = ?, game = ?, bucket = ?, claims = ?"
-    " WHERE shard = ? AND writer = ? AND seq = ?",
-    "latest": "SELECT latest FROM claim WHERE shard = ? LIMIT 1",
-    "claims": "SELECT writer, seq, game, bucket, claims FROM claim WHERE shard = ?",
-    "claims of": "SELECT writer, seq, game, bucket, claims FROM claim WHERE shard = ? AND writer = ? AND seq > ?",
-    "merged": "SELECT entry FROM merge WHERE game = ? AND epoch = ? AND at >= ? LIMIT ?",
-    "merged before": "SELECT entry FROM merge WHERE game = ? AND epoch = ? AND at <= ? ORDER BY at DESC LIMIT 1",
-    "merge": "INSERT INTO merge (game, epoch, at, entry) VALUES (?, ?, ?, ?) IF NOT EXISTS",
-    "erasure": "SELECT mark FROM erasure WHERE game = ?",
-    "mark erasure": "INSERT INTO erasure (game, mark) VALUES (?, ?)",
-    "take lock": "INSERT INTO lock (name, owner) VALUES (?, ?) IF NOT EXISTS USING TTL ?",
-    "drop lock": "DELETE FROM lock WHERE name = ? IF owner = ?",
-    "quarantine": "INSERT INTO quarantine (game, writer, slot, time, player, id, reason) VALUES (?, ?, ?, ?, ?, ?, ?)",
-    "quarantined": "SELECT writer, slot, player FROM quarantine WHERE game = ?",
-    "release": "DELETE FROM quarantine WHERE game = ? AND writer = ? AND slot = ?",
-    "count rejected": "INSERT INTO rejected (game, writer, count) VALUES (?, ?, ?)",
-    "count rejected from": "INSERT INTO rejected (game, writer, count) VALUES (?, ?, ?) USING TIMESTAMP ?",
-    "rejected": "SELECT count FROM rejected WHERE game = ?",
-}
-CONDITIONAL = ("register", "open bucket", "merge", "take lock", "drop lock")
 
 
 class Address(msgspec.Struct, frozen=True):
@@ -222,7 +157,7 @@ class Keyspace:
             with self.asking():
                 self._session = self._cluster.connect()
                 self._require_tables()
-                self._prepared = {name: self._prepare(name, cql) for name, cql in STATEMENTS.items()}
+                self._prepared = {name: self._prepare(cql) for name, cql in STATEMENTS.items()}
                 self.batch_bytes = self._batch_bytes()
         except BaseException:
             self._cluster.shutdown()
@@ -241,7 +176,7 @@ class Keyspace:
     def run(self, statement: str, *values: Any) -> list[tuple[Any, ...]]:
         """All rows."""
         with self.asking():
-            return self._session.execute(self._prepared[statement].bind(values)).all()
+            return self._send(self._prepared[statement].bind(values)).result().all()
 
     def applied(self, statement: str, *values: Any) -> tuple[bool, tuple[Any, ...]]:
         """Whether a conditional statement was applied, and otherwise the row that was there."""
@@ -254,7 +189,12 @@ class Keyspace:
         if fetch_size is not None:
             bound.fetch_size = fetch_size
         with self.asking():
-            return self._session.execute_async(bound)
+            return self._send(bound)
+
+    def pages(self, statement: str, *values: Any, fetch_size: int) -> Iterator[Any]:
+        """All rows, of which only so many are in memory."""
+        with self.asking():
+            yield from self.start(statement, *values, fetch_size=fetch_size).result()
 
     def start_batch(self, statement: str, rows: Iterable[Sequence[Any]]) -> Any:
         """Rows of one partition, which its replicas then take as a whole."""
@@ -264,7 +204,18 @@ class Keyspace:
             batch.add(prepared, row)
         batch.is_idempotent = True
         with self.asking():
-            return self._session.execute_async(batch)
+            return self._send(batch)
+
+    def _send(self, statement: Any) -> Any:
+        """Waits while the sockets take no more: the driver would give up at once, with nothing sent."""
+        deadline = time.monotonic() + TIMEOUT
+        while True:
+            failed: list[Exception] = []
+            future = self._session.execute_async(statement)
+            future.add_errback(failed.append)  # called at once if it failed at once
+            if not failed or not _busy(failed[0]) or time.monotonic() > deadline:
+                return future
+            time.sleep(0.005)
 
     @contextmanager
     def asking(self) -> Iterator[None]:
@@ -272,7 +223,7 @@ class Keyspace:
         self.require_open()
         try:
             yield
-        except (cassandra.DriverException, NoHostAvailable, OSError) as error:
+        except (cassandra.DriverException, ConnectionException, NoHostAvailable, OSError) as error:
             self.require_open()
             raise self._trouble(error) from error
 
@@ -306,11 +257,11 @@ class Keyspace:
         level: int = ConsistencyLevel.name_to_value[self.address.consistency]
         return level
 
-    def _prepare(self, name: str, cql: str) -> Any:
+    def _prepare(self, cql: str) -> Any:
         prepared = self._session.prepare(re.sub(r"\b(FROM|INTO|UPDATE) ", rf"\1 {self.address.keyspace}.", cql))
         prepared.consistency_level = self._consistency
-        prepared.is_idempotent = name not in CONDITIONAL
-        if name in CONDITIONAL:
+        prepared.is_idempotent = " IF " not in cql
+        if not prepared.is_idempotent:
             local = self.address.consistency.startswith("LOCAL")
             prepared.serial_consistency_level = ConsistencyLevel.LOCAL_SERIAL if local else ConsistencyLevel.SERIAL
         return prepared
@@ -323,6 +274,38 @@ class Keyspace:
             if told.endswith(unit) and told.removesuffix(unit).isdigit():
                 return min(BATCH, int(told.removesuffix(unit)) * size * 3 // 4)
         return 32 << 10
+
+
+def _busy(error: Exception) -> bool:
+    causes = list(error.errors.values()) if isinstance(error, NoHostAvailable) else []
+    return bool(causes) and all(isinstance(cause, ConnectionBusy) for cause in causes)
+
+
+class Games:
+    """Which games are registered. Looked up again after a second: others declare and delete them."""
+
+    def __init__(self, keyspace: Keyspace) -> None:
+        self._keyspace = keyspace
+        self._known: dict[str, tuple[float, str, str]] = {}  # until when, key, schema; by name
+
+    def find(self, name: str, schema: str | None = None) -> tuple[str, str] | None:
+        """Its key and schema; looked up at once if the schema that was known is not the one asked for."""
+        until, key, found = self._known.get(name, (0.0, "", ""))
+        if until < time.monotonic() or (schema is not None and found != schema):
+            rows = [row for row in self._keyspace.run("game", name) if row[0] is not None]
+            if not rows:
+                self._known.pop(name, None)
+                return None
+            key, found = rows[0][1], Game.from_json(rows[0][0]).schema
+            self._known[name] = time.monotonic() + KNOWN, key, found
+        return key, found
+
+    def key(self, name: str) -> str:
+        """What the tables call it; the name itself if there is no such game, under which there is nothing."""
+        return (self.find(name) or (name,))[0]
+
+    def forget(self, name: str) -> None:
+        self._known.pop(name, None)
 
 
 def _cluster(address: Address) -> Any:
@@ -419,8 +402,8 @@ def _migrate(session: Any, address: Address, nodes: int) -> str:
     session.execute("CREATE TABLE IF NOT EXISTS version (key text PRIMARY KEY, version int)", timeout=60.0)
     for cql in SCHEMA if found < VERSION else ():
         session.execute(cql.format(compression=COMPRESSIONS[address.compression]), timeout=60.0)
-    if found == 1:
-        _make_blocks(session, ConsistencyLevel.name_to_value[address.consistency])
+    if 0 < found < VERSION:
+        _Upgrade(session, address).run()
     session.execute("INSERT INTO version (key, version) VALUES ('store', %s)", (VERSION,))
     copies = ", ".join(f"{key} {value}" for key, value in replication.items() if key != "class")
     if found == 0:
@@ -433,19 +416,78 @@ def _migrate(session: Any, address: Address, nodes: int) -> str:
     return f"the store {address} is up to date (version {found}){changed}"
 
 
-def _make_blocks(session: Any, consistency: int) -> None:
-    """Version 1 had a row per fragment; a block of one is as good. Nobody may write meanwhile; again is fine."""
-    from sparring.store.buckets import encode_block  # it imports us
+class _Upgrade:
+    """Brings older tables along. Nobody may write meanwhile; again is fine, also after one that was cut short."""
 
-    if not session.cluster.metadata.keyspaces[session.keyspace].tables.get("fragment"):
-        return  # done before, but for the version's number
-    select = SimpleStatement(
-        "SELECT game, day, bucket, place, body FROM fragment", consistency_level=consistency, fetch_size=200
-    )
-    put = session.prepare(STATEMENTS["put"])
-    put.consistency_level = consistency
-    rows = iter(session.execute(select, timeout=60.0))
-    while some := list(itertools.islice(rows, 1000)):
-        blocks = [(*key, place, encode_block([place], [body])) for *key, place, body in some]
-        execute_concurrent_with_args(session, put, blocks, concurrency=32)
-    session.execute("DROP TABLE fragment", timeout=60.0)
+    def __init__(self, session: Any, address: Address) -> None:
+        self._session = session
+        self._consistency = ConsistencyLevel.name_to_value[address.consistency]
+        self._tables = session.cluster.metadata.keyspaces[session.keyspace].tables
+
+    def run(self) -> None:
+        if "fragment" in self._tables:
+            self._make_blocks()
+        if "key" not in self._tables["game"].columns:
+            self._session.execute("ALTER TABLE game ADD (key text, paused boolean)", timeout=60.0)
+        for (name,) in list(self._rows("SELECT name FROM game")):
+            self._session.execute("UPDATE game SET key = %s WHERE name = %s IF key = null", (name, name))
+        if "claim" in self._tables:
+            self._make_heads_and_claims()
+        for table in ("claim", "lock"):
+            self._session.execute(f"DROP TABLE IF EXISTS {table}", timeout=60.0)
+
+    def _make_blocks(self) -> None:
+        """Version 1 had a row per fragment; a block of one is as good."""
+        for some in _pieces(self._rows("SELECT game, day, bucket, place, body FROM fragment")):
+            self._write("put", [(*key, place, encode_block([place], [body])) for *key, place, body in some])
+        self._session.execute("DROP TABLE fragment", timeout=60.0)
+
+    def _make_heads_and_claims(self) -> None:
+        """Version 2 had a bucket's head in the directory, and claims that said no content. All of its buckets are
+        closed; the claims are made anew from what is stored."""
+        for game, bucket, day, *head in list(
+            self._rows("SELECT game, bucket, day, steps, fragments, bytes FROM bucket")
+        ):
+            steps, fragments, size = (value or 0 for value in head)
+            select = "SELECT body FROM block WHERE game = %s AND day = %s AND bucket = %s AND place <= %s"
+            claims: list[tuple[Any, ...]] = []
+            for (body,) in self._rows(select, (game, day, bucket, steps)):
+                block = decode_block(body)
+                for place, f in zip(block.places, block.fragments, strict=True):
+                    where = encode_place(Place(game, bucket, place - f.steps, 0))
+                    claims.append((*locate(f.id), where, checksum(f)))
+                if len(claims) >= CLAIMS:
+                    self._claim(claims)
+                    claims.clear()
+            self._claim(claims)
+            columns = "game, bucket, steps, fragments, bytes, closed"
+            insert = self._statement(f"INSERT INTO head ({columns}) VALUES (%s, %s, %s, %s, %s, true)")
+            self._session.execute(insert, (game, bucket, steps, fragments, size))
+
+    def _statement(self, cql: str) -> Any:
+        return SimpleStatement(cql, consistency_level=self._consistency, fetch_size=PIECE)
+
+    def _rows(self, cql: str, values: Sequence[Any] = ()) -> Iterator[tuple[Any, ...]]:
+        """One after the other: the driver's own iterator starts its page again whenever it is asked to."""
+        yield from self._session.execute(self._statement(cql), values, timeout=60.0)
+
+    def _claim(self, claims: list[tuple[Any, ...]]) -> None:
+        prepared, futures = self._session.prepare(STATEMENTS["claim"]), []
+        for _, same in itertools.groupby(sorted(claims), lambda claim: claim[0]):
+            while some := list(itertools.islice(same, 100)):
+                batch = BatchStatement(BatchType.UNLOGGED, consistency_level=self._consistency)
+                for claim in some:
+                    batch.add(prepared, claim)
+                futures.append(self._session.execute_async(batch, timeout=60.0))
+        for future in futures:
+            future.result()
+
+    def _write(self, statement: str, rows: Sequence[Sequence[Any]]) -> None:
+        prepared = self._session.prepare(STATEMENTS[statement])
+        prepared.consistency_level = self._consistency
+        execute_concurrent_with_args(self._session, prepared, rows, concurrency=128)
+
+
+def _pieces(rows: Iterator[Any]) -> Iterator[list[Any]]:
+    while some := list(itertools.islice(rows, PIECE)):
+        yield some

@@ -9,10 +9,10 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from sparring.errors import InputError, SparringError
-from sparring.experience import Fragment
+from sparring.experience import Fragment, new_id
 from sparring.games import Game
-from sparring.store.arrival import Unfinished, require_checked, require_same, returns, stripes
-from sparring.store.protocol import Episode, Outcome, PlayerStats, Refused, Stats, Tail, VersionStats
+from sparring.store.arrival import Unfinished, require_checked, require_same, returns, same, stripes
+from sparring.store.protocol import Episode, NotRegistered, Outcome, PlayerStats, Refused, Stats, Tail, VersionStats
 
 __all__ = ["MemoryStore"]
 
@@ -21,6 +21,10 @@ __all__ = ["MemoryStore"]
 class _Shelf:
     """All there is of one game."""
 
+    registration: str = ""
+    paused: bool = False
+    erased: set[tuple[str, str]] = field(default_factory=set)  # players and ids
+    erasures: int = 0
     place: int = 0  # steps ever stored
     rejected: int = 0
     sources: dict[str, int] = field(default_factory=dict)  # what each of them says that it refused
@@ -36,6 +40,7 @@ class MemoryStore:
         self._games: dict[str, Game] = {}
         self._shelves: dict[str, _Shelf] = {}
         self._ids: dict[str, Fragment] = {}
+        self._deleted: set[str] = set()  # names of games
         self._closed = False
 
     def close(self) -> None:
@@ -45,12 +50,41 @@ class MemoryStore:
         with self._lock:
             self._require_open()
             require_same(self._games.setdefault(game.name, game), game)
-            self._shelves.setdefault(game.name, _Shelf())
+            self._shelves.setdefault(game.name, _Shelf(new_id()))
 
     def games(self) -> list[Game]:
         with self._lock:
             self._require_open()
             return [self._games[name] for name in sorted(self._games)]
+
+    def registration(self, game: str) -> str:
+        with self._lock:
+            return self._shelf(game).registration
+
+    def pause(self, game: str, paused: bool) -> None:
+        with self._lock:
+            self._require_open()
+            if game not in self._shelves:
+                raise NotRegistered(f"no game {game!r} is registered here")
+            self._shelves[game].paused = paused
+
+    def paused(self) -> set[str]:
+        with self._lock:
+            self._require_open()
+            return {name for name, shelf in self._shelves.items() if shelf.paused}
+
+    def delete_game(self, name: str) -> None:
+        with self._lock:
+            self._require_open()
+            if self._games.pop(name, None) is not None:
+                self._deleted.add(name)
+            for f in self._shelves.pop(name, _Shelf()).fragments.values():
+                del self._ids[f.id]
+
+    def deleted(self, name: str) -> bool:
+        with self._lock:
+            self._require_open()
+            return name in self._deleted - self._games.keys()
 
     def append(self, fragments: Sequence[Fragment]) -> list[Outcome]:
         require_checked(fragments)
@@ -58,7 +92,7 @@ class MemoryStore:
             self._require_open()
             for f in fragments:
                 if f.game not in self._games or self._games[f.game].schema != f.schema:
-                    raise InputError(f"no game {f.game!r} with schema {f.schema!r} is registered here")
+                    raise NotRegistered(f"no game {f.game!r} with schema {f.schema!r} is registered here")
             return [self._add(f, ret) for f, ret in zip(fragments, returns(fragments), strict=True)]
 
     def submit(self, fragments: Sequence[Fragment]) -> "Future[list[Outcome]]":
@@ -70,10 +104,12 @@ class MemoryStore:
         return future
 
     def _add(self, f: Fragment, ret: float) -> Outcome:
-        if f.id in self._ids:
-            return Outcome.DUPLICATE if self._ids[f.id] == f else Outcome.CONFLICT
-        self._ids[f.id] = f
         shelf, now = self._shelves[f.game], time.time()
+        if (f.player, f.id) in shelf.erased:
+            return Outcome.ERASED
+        if f.id in self._ids:
+            return Outcome.DUPLICATE if same(self._ids[f.id], f) else Outcome.CONFLICT
+        self._ids[f.id] = f
         shelf.place += f.steps
         shelf.fragments[shelf.place] = f
         shelf.last_seen[f.player] = now
@@ -135,11 +171,44 @@ class MemoryStore:
             shelf = self._shelf(game)
             gone = [place for place, f in shelf.fragments.items() if f.player == player]
             for place in gone:
-                del self._ids[shelf.fragments.pop(place).id]
+                self._remove(shelf, place)
                 shelf.episodes.pop(place, None)
-            shelf.unfinished = {name: e for name, e in shelf.unfinished.items() if name[0] != player}
-            shelf.last_seen.pop(player, None)
+            self._forget(shelf, player)
+            shelf.erasures += bool(gone)
             return len(gone)
+
+    def discard(self, game: str, ids: Sequence[str], reason: str) -> int:
+        with self._lock:
+            shelf, wanted = self._shelf(game), set(ids)
+            gone = [place for place, f in shelf.fragments.items() if f.id in wanted]
+            for place in gone:
+                f = self._remove(shelf, place)
+                if (
+                    shelf.episodes.pop(place, None) is None
+                    and shelf.unfinished.pop((f.player, f.episode), None) is None
+                ):
+                    name = (f.player, f.episode)
+                    later = [at for at, e in shelf.episodes.items() if at > place and (e.player, e.episode) == name]
+                    shelf.episodes.pop(min(later, default=0), None)
+                if all(f.player != other.player for other in shelf.fragments.values()):
+                    self._forget(shelf, f.player)
+            shelf.rejected += len(gone)
+            shelf.erasures += bool(gone)
+            return len(gone)
+
+    def _remove(self, shelf: _Shelf, place: int) -> Fragment:
+        f = shelf.fragments.pop(place)
+        del self._ids[f.id]
+        shelf.erased.add((f.player, f.id))
+        return f
+
+    def _forget(self, shelf: _Shelf, player: str) -> None:
+        shelf.unfinished = {name: e for name, e in shelf.unfinished.items() if name[0] != player}
+        shelf.last_seen.pop(player, None)
+
+    def erasure(self, game: str) -> str:
+        with self._lock:
+            return str(self._shelf(game).erasures or "")
 
     def stats(self, game: str) -> Stats:
         with self._lock:

@@ -5,8 +5,8 @@ wants more than is ordered so far proposes the next entry of the game's *merge l
 come next. The entry's key is where it begins, the number of steps ordered before it, and it is inserted only if there
 is none with that key yet (Paxos): of several readers one wins, and all go on from its entry. So:
 
-- nothing is missed: an entry starts each bucket where the entry before ended it, and a bucket is left out only when its
-  owner sealed it and all of it is in. A commit that becomes visible late is in a later entry;
+- nothing is missed: an entry starts each bucket where the entry before ended it, and a bucket is left out only when it
+  is closed and all of it is in. A commit that becomes visible late is in a later entry;
 - nothing is repeated: stretches of one bucket follow each other without overlap;
 - a cursor is the number of steps before it, valid for ever and for all readers, and needs no clock.
 
@@ -14,45 +14,42 @@ A reader is as fresh as its last look at the buckets: `tail` looks whenever it r
 """
 
 import threading
+import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import msgspec
 
+from sparring.store import heads
 from sparring.store.arrival import Unfinished
-from sparring.store.buckets import Part, decode_parts
+from sparring.store.heads import Head
 from sparring.store.keyspace import Keyspace
 from sparring.store.protocol import Episode, VersionStats
+from sparring.store.rows import Part, decode_parts
 
-__all__ = ["Directory", "Entry", "Episodes", "Head", "Order", "Span", "Totals"]
+__all__ = ["Directory", "Entry", "Episodes", "Order", "Span", "Totals"]
 
 EPOCH = 24  # bits: a partition of the merge log spans 2^24 steps, more than four entries do
 ENTRY = 1 << 22  # steps in an entry, if one bucket does not have more
 PAGE = 64  # entries read at once
 KEPT = 1024  # entries in memory
 NEW = 1000  # buckets taken into the log at once
-
-
-class Head(msgspec.Struct, array_like=True):
-    """How far a bucket was read, or is filled."""
-
-    day: int
-    steps: int = 0
-    fragments: int = 0
-    bytes: int = 0
-    sealed: bool = False
+IDLE = 600.0  # seconds after which a bucket that does not grow is closed, whoever has it
+UNFINISHED = 100_000  # episodes in memory of which more may come; those without news for the longest are let go
 
 
 class Span(msgspec.Struct, array_like=True, frozen=True):
-    """A stretch of a bucket: places after `begin` up to `end`. The other numbers are about right, to plan with."""
+    """A stretch of a bucket: places after `begin` up to `end`."""
 
     day: int
     bucket: int
     begin: int
     end: int
-    fragments: int
-    bytes: int
+
+    @property
+    def steps(self) -> int:
+        return self.end - self.begin
 
 
 class Entry(msgspec.Struct, array_like=True):
@@ -63,44 +60,38 @@ class Entry(msgspec.Struct, array_like=True):
 
     @property
     def end(self) -> int:
-        return self.at + sum([span.end - span.begin for span in self.spans])
+        return self.at + sum([span.steps for span in self.spans])
 
 
 _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder(Entry).decode
-_Row = tuple[Any, ...]
-
-
-def _heads(rows: list[_Row]) -> dict[int, Head]:
-    return {
-        bucket: Head(day, steps or 0, fragments or 0, size or 0, bool(sealed))
-        for bucket, day, steps, fragments, size, sealed in rows
-    }
 
 
 class Directory:
-    """A game's buckets as they are now. Kept: of those not sealed and of new ones it asks again each time."""
+    """A game's buckets as they are now. Kept: of those not closed and of new ones it asks again each time."""
 
     def __init__(self, keyspace: Keyspace, game: str) -> None:
         self._keyspace, self._game = keyspace, game
         self._lock = threading.Lock()
         self._heads: dict[int, Head] = {}
-        self._known = 0
 
     def refresh(self) -> dict[int, Head]:
         with self._lock:
-            growing = [bucket for bucket, head in self._heads.items() if not head.sealed]
-            self._heads.update(look(self._keyspace, self._game, self._known, growing))
-            self._known = max(self._heads, default=0)
+            growing = {bucket: head for bucket, head in self._heads.items() if not head.closed}
+            found = look(self._keyspace, self._game, max(self._heads, default=0), growing)
+            self._heads.update(found)
+            while len(found) >= NEW:
+                found = look(self._keyspace, self._game, max(self._heads), {})
+                self._heads.update(found)
             return dict(self._heads)
 
 
-def look(keyspace: Keyspace, game: str, known: int, growing: list[int]) -> dict[int, Head]:
+def look(keyspace: Keyspace, game: str, known: int, growing: dict[int, Head]) -> dict[int, Head]:
     """Buckets after `known`, and those that were growing when we last looked; by number."""
     new = keyspace.start("buckets", game, known, NEW)
-    old = keyspace.run("some buckets", game, growing) if growing else []
+    found = heads.read(keyspace, game, {bucket: head.day for bucket, head in growing.items()})
     with keyspace.asking():
-        return _heads(old) | _heads(new.result().all())
+        return found | heads.read(keyspace, game, dict(new.result().all()))
 
 
 class Order:
@@ -110,6 +101,7 @@ class Order:
         self._keyspace, self._game = keyspace, game
         self._lock = threading.Lock()
         self._kept: OrderedDict[int, Entry] = OrderedDict()  # by where they begin
+        self._grown: dict[int, tuple[int, float]] = {}  # open buckets: their steps, and since when
 
     def entries(self, after: int, enough: Callable[[], bool] = lambda: False) -> Iterator[Entry]:
         """From the one that holds the step after the cursor on; the log is extended when it is at its end, unless the
@@ -175,28 +167,33 @@ class Order:
     def _propose(self, entry: Entry | None, at: int) -> Entry | None:
         """All that was committed since the entry, or as much of it as fits; none when nothing was."""
         before, known = (entry.open, entry.known) if entry else ({}, 0)
-        heads = before | look(self._keyspace, self._game, known, list(before))
+        found = before | look(self._keyspace, self._game, known, before)
+        self._close_idle(found)
         spans: list[Span] = []
         growing: dict[int, Head] = {}
         room = ENTRY
-        for bucket, head in sorted(heads.items()):
+        for bucket, head in sorted(found.items()):
             read = before.get(bucket) or Head(head.day)
             if head.steps > read.steps and room > 0:
                 room -= head.steps - read.steps
-                spans.append(
-                    Span(
-                        head.day,
-                        bucket,
-                        read.steps,
-                        head.steps,
-                        max(head.fragments - read.fragments, 1),
-                        head.bytes - read.bytes,
-                    )
-                )
+                spans.append(Span(head.day, bucket, read.steps, head.steps))
                 read = head
-            if not (read.sealed and read.steps == head.steps):
-                growing[bucket] = Head(read.day, read.steps, read.fragments, read.bytes)
-        return Entry(at, spans, growing, max(heads, default=known)) if spans else None
+            if not (head.closed and read.steps == head.steps):
+                growing[bucket] = Head(read.day, read.steps)
+        return Entry(at, spans, growing, max(found, default=known)) if spans else None
+
+    def _close_idle(self, found: dict[int, Head]) -> None:
+        """Buckets that did not grow for a while: their writers are gone, or open another one when more comes."""
+        now = time.monotonic()
+        with self._lock:
+            before, self._grown = self._grown, {}
+            for bucket, head in found.items():
+                steps, since = before.get(bucket, (-1, now))
+                if not head.closed:
+                    self._grown[bucket] = (steps, since) if steps == head.steps else (head.steps, now)
+            idle = [bucket for bucket, (_, since) in self._grown.items() if now - since >= IDLE]
+        for bucket in idle:
+            found[bucket] = heads.close(self._keyspace, self._game, bucket, found[bucket])
 
     def _keep(self, entry: Entry) -> Entry:
         with self._lock:
@@ -217,7 +214,7 @@ def _parts(keyspace: Keyspace, game: str, entry: Entry) -> Iterator[tuple[int, f
         for _, when, parts in rows:
             for part in decode_parts(parts):
                 yield at + part.place - span.begin, when, part
-        at += span.end - span.begin
+        at += span.steps
 
 
 class Totals:
@@ -297,10 +294,11 @@ class Episodes:
     def _add(self, at: int, when: float, part: Part, cursor: int) -> None:
         name = (part.player, part.episode)
         whole = part.start == 0 and part.ended
-        episode = Unfinished() if whole else self._unfinished.setdefault(name, Unfinished())
+        episode = Unfinished() if whole else self._unfinished.pop(name, Unfinished())
         if not episode.add(part, part.ret):
+            self._unfinished[name] = episode  # the newest news last
+            if len(self._unfinished) > UNFINISHED:
+                del self._unfinished[next(iter(self._unfinished))]
             return
-        if not whole:
-            del self._unfinished[name]
         if at > cursor:
             self._ready.append(Episode(*name, episode.steps, episode.ret, when, episode.model, episode.version, at))

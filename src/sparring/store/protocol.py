@@ -9,12 +9,14 @@ from typing import Protocol
 import msgspec
 import numpy as np
 
-from sparring.errors import SparringError
+from sparring.errors import InputError, SparringError
 from sparring.experience import Fragment
 from sparring.games import Game
 
 __all__ = [
     "Episode",
+    "FragmentRefused",
+    "NotRegistered",
     "Outcome",
     "PlayerStats",
     "Refused",
@@ -40,10 +42,20 @@ class StoreAway(SparringError):
     """The store's servers do not answer. Whether an append was kept is not known: try again later, once is enough."""
 
 
+class FragmentRefused(InputError):
+    """A fragment of the append cannot be stored here, now or later: it is too large, or of no game that is registered.
+    Others of the append may have been kept. Any other InputError is about the store itself: its address, its login."""
+
+
+class NotRegistered(FragmentRefused):
+    """There is no such game, or it has another schema by now."""
+
+
 class Outcome(StrEnum):
     STORED = "stored"
     DUPLICATE = "duplicate"  # this id is there already, with the same content
-    CONFLICT = "conflict"  # this id is there already, with other content: refused
+    CONFLICT = "conflict"  # this id is there already, with other content (but for `time`): refused
+    ERASED = "erased"  # this player's of this id was there, and was erased or discarded: not again
 
 
 class Tail(msgspec.Struct, frozen=True):
@@ -103,13 +115,32 @@ class Store(Protocol):
 
     def games(self) -> list[Game]: ...
 
+    def registration(self, game: str) -> str:
+        """A mark of this registration: another one once the game was deleted and declared again. "" for no game."""
+
+    def pause(self, game: str, paused: bool) -> None:
+        """Whether the game is to be trained; its play is stored either way. NotRegistered when there is none."""
+
+    def paused(self) -> set[str]:
+        """The games that are not to be trained."""
+
+    def delete_game(self, name: str) -> None:
+        """The game's registration first, so that nothing more of it is taken, then everything of it. No game, no error:
+        it may have been begun before. The name can be declared again at once, with any spaces."""
+
+    def deleted(self, name: str) -> bool:
+        """Whether there was such a game, and it was deleted. Asked when there is none: old deletions are forgotten, and
+        Cassandra remembers only one that is not finished."""
+
     def append(self, fragments: Sequence[Fragment]) -> list[Outcome]:
-        """On disk (fsync) when it returns. Raises StoreFull; then nothing of this call was kept."""
+        """On disk (fsync) when it returns. Raises StoreFull; then nothing of this call was kept. Raises FragmentRefused
+        when one of them cannot be stored at all, NotRegistered when that is for want of its game."""
 
     def submit(self, fragments: Sequence[Fragment]) -> "Future[list[Outcome]]":
         """`append` without waiting; concurrent calls share one transaction and one fsync (group commit).
 
-        Never blocks and never raises for the fragments' sake: StoreFull, StoreBusy and InputError are the future's.
+        Never blocks and never raises for the fragments' sake: StoreFull, StoreBusy, NotRegistered and other
+        InputErrors are the future's.
         """
 
     def quarantine(self, game: str, player: str, fragment_id: str, reason: str) -> None:
@@ -135,7 +166,16 @@ class Store(Protocol):
         """
 
     def erase(self, game: str, player: str) -> int:
-        """Deletes all of a player's fragments for good; how many they were."""
+        """Deletes all of a player's fragments for good; how many they were. Their ids are remembered (nothing else):
+        an upload that is sent again is ERASED, and does not bring the play back."""
+
+    def discard(self, game: str, ids: Sequence[str], reason: str) -> int:
+        """Moves stored fragments into the quarantine, which names their players: how many. Their ids are remembered as
+        those of erased ones are, and an episode that lacks one of its fragments is not complete any more."""
+
+    def erasure(self, game: str) -> str:
+        """A mark that changes whenever something of the game was erased or discarded; "" when nothing ever was. Who
+        keeps play in memory drops it and reads it again when the mark is another one."""
 
     def stats(self, game: str) -> Stats: ...
 

@@ -15,9 +15,19 @@ import numpy as np
 from sparring.errors import InputError, SparringError
 from sparring.experience import Fragment
 from sparring.games import Game
-from sparring.store import tables
+from sparring.store import erasing, tables
 from sparring.store.arrival import Submission, decode, failed, refusal, stripes
-from sparring.store.protocol import Episode, Outcome, PlayerStats, Refused, Stats, StoreBusy, Tail, VersionStats
+from sparring.store.protocol import (
+    Episode,
+    NotRegistered,
+    Outcome,
+    PlayerStats,
+    Refused,
+    Stats,
+    StoreBusy,
+    Tail,
+    VersionStats,
+)
 from sparring.store.tables import GAME, MODEL, PLACES, PLAYER, find_game
 from sparring.store.writer import Writer
 
@@ -69,12 +79,59 @@ class SqliteStore:
         """Some at a time, so that appends get through in between; then the bytes are removed from the files too."""
         writer = self._writing()
         writer.note_refusals()  # the player's may still be on their way
-        erased = 0
-        while some := writer.call(lambda db: tables.erase(db, game, player)):
-            erased += some
-        if writer.call(lambda db: tables.forget(db, game, player)) + erased:
+        erased = rows = 0
+        while (some := writer.call(lambda db: erasing.erase(db, game, player)))[1]:
+            erased, rows = erased + some[0], rows + some[1]
+        if rows:
             writer.scrub()
         return erased
+
+    def discard(self, game: str, ids: Sequence[str], reason: str) -> int:
+        writer, discarded = self._writing(), 0
+        for first in range(0, len(ids), 64):
+            some = ids[first : first + 64]
+            discarded += writer.call(lambda db, some=some: erasing.discard(db, game, some, reason))  # type: ignore[misc]
+        return discarded
+
+    def erasure(self, game: str) -> str:
+        return str(self._of_game("erasures", game) or "")
+
+    def registration(self, game: str) -> str:
+        return str(self._of_game("registration", game) or "")
+
+    def _of_game(self, column: str, game: str) -> str | int | None:
+        with self._reading() as db:
+            if tables.is_older(db):
+                column = {"registration": "'first'", "erasures": "0"}[column]
+            row = db.execute(f"SELECT {column} FROM game WHERE name = ?", (game,)).fetchone()
+            return row[0] if row else None
+
+    def pause(self, game: str, paused: bool) -> None:
+        if not self._writing().call(
+            lambda db: db.execute("UPDATE game SET paused = ? WHERE name = ?", (paused, game)).rowcount
+        ):
+            raise NotRegistered(f"no game {game!r} is registered here")
+
+    def paused(self) -> set[str]:
+        with self._reading() as db:
+            if tables.is_older(db):
+                return set()
+            return {name for (name,) in db.execute("SELECT name FROM game WHERE paused")}
+
+    def delete_game(self, name: str) -> None:
+        writer = self._writing()
+        writer.note_refusals()
+        gone = writer.call(lambda db: erasing.doom(db, name))
+        while writer.call(erasing.raze):
+            gone += 1
+        if gone:
+            writer.scrub()
+
+    def deleted(self, name: str) -> bool:
+        with self._reading() as db:
+            if tables.is_older(db):
+                return False
+            return db.execute("SELECT 1 FROM deleted WHERE name = ?", (name,)).fetchone() is not None
 
     def _writing(self) -> Writer:
         if self._writer is None:

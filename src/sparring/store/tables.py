@@ -6,6 +6,7 @@ one lookup, so `sample` is uniform over steps without a scan.
 """
 
 import errno
+import hashlib
 import os
 import sqlite3
 import threading
@@ -20,10 +21,11 @@ from typing import Any, NamedTuple, TypeVar
 import msgspec
 
 from sparring.errors import InputError, SparringError
-from sparring.experience import Fragment
+from sparring.experience import Fragment, new_id
 from sparring.games import Game
-from sparring.store.arrival import Submission, Unfinished, decode, require_same
-from sparring.store.protocol import Outcome, StoreFull
+from sparring.store import pages
+from sparring.store.arrival import Submission, Unfinished, decode, require_same, same
+from sparring.store.protocol import NotRegistered, Outcome, StoreFull
 
 __all__ = [
     "GAME",
@@ -35,21 +37,23 @@ __all__ = [
     "Refusal",
     "append",
     "connect",
-    "erase",
+    "digest",
     "find_game",
-    "forget",
+    "find_player",
+    "is_older",
     "note",
     "note_from",
     "open_reader",
     "open_writer",
     "register",
+    "tallies",
     "transaction",
     "trouble",
 ]
 
 T = TypeVar("T")
 
-VERSION = 1  # of these tables
+VERSION = 2  # of these tables
 MAGIC = b"SQLite format 3\0"  # SQLite itself takes a shorter file for an empty one, and overwrites it
 APPLICATION = 0x53504152  # "SPAR" in the file's header
 PLACES = 1 << 44  # seq = game · PLACES + place: one B-tree for all games, each with a range to grow at its end
@@ -57,7 +61,6 @@ PAGE = 8192  # bytes; measured: larger ones write more for counters and ids, sma
 QUARANTINE = 4096  # refused fragments kept
 REMEMBERED = 10_000  # tallies a writer keeps in mind
 PATIENCE = 5.0  # seconds to wait for a lock, or for a file that is just being made
-ERASE = 16 << 20  # bytes erased in one transaction
 
 SCHEMA = (
     # erased: steps, since the beginning.
@@ -89,6 +92,24 @@ SCHEMA = (
     id TEXT NOT NULL, reason TEXT NOT NULL)""",
 )
 
+# What a version added to the tables of the one before: run for new files, too.
+UPGRADES = {
+    2: (
+        # registration: a mark of its own for each. erasures: how often something was erased or discarded.
+        "ALTER TABLE game ADD COLUMN registration TEXT NOT NULL DEFAULT 'first'",
+        "ALTER TABLE game ADD COLUMN paused INTEGER NOT NULL DEFAULT 0",
+        "ALTER TABLE game ADD COLUMN erasures INTEGER NOT NULL DEFAULT 0",
+        # Digests of the players and ids that were erased or discarded.
+        "CREATE TABLE tombstone (game INTEGER NOT NULL, id BLOB NOT NULL, PRIMARY KEY (game, id)) WITHOUT ROWID",
+        # Where a discarded fragment was in its player's chain, and what came before it.
+        "CREATE TABLE gap (seq INTEGER PRIMARY KEY, previous INTEGER NOT NULL)",
+        # Keys of deleted games whose rows are still being removed.
+        "CREATE TABLE doomed (key INTEGER PRIMARY KEY)",
+        # A row while bytes of erased rows may be in the file: how many of its pages are known to have none.
+        "CREATE TABLE scrub (key INTEGER PRIMARY KEY, pages INTEGER NOT NULL)",
+    ),
+}
+
 GAME, PLAYER, MODEL, SOURCE = "game", "player", "model", "source"  # kinds of tally; of a source: what it refused
 
 Refusal = tuple[float, str, str, str, str]  # time, game, player, fragment's id, reason
@@ -97,6 +118,7 @@ Refusal = tuple[float, str, str, str, str]  # time, game, player, fragment's id,
 _New = tuple[Fragment, memoryview, float, int]  # its body, sum of rewards, bytes of columns
 _Bodies = dict[str, bytes | memoryview]  # by fragment's id
 _Tally = tuple[str, str, str, int]  # game, kind, name, version
+_Play = tuple[str, str, str]  # game, player, fragment's id
 
 
 # Opening
@@ -109,12 +131,12 @@ def open_writer(path: Path) -> sqlite3.Connection:
         with _closing_on_error(db):
             if _version(db, path) == 0:
                 db.execute(f"PRAGMA page_size = {PAGE}")
+                db.execute("PRAGMA auto_vacuum = INCREMENTAL")
             db.execute("PRAGMA journal_mode = WAL")
             for pragma in ("synchronous = FULL", "wal_autocheckpoint = 0", "secure_delete = ON", "cache_size = -16384"):
                 db.execute(f"PRAGMA {pragma}")
             with transaction(db):
-                if _version(db, path) == 0:
-                    _create(db)
+                _upgrade(db, _version(db, path))
     except (sqlite3.Error, OSError) as error:
         raise trouble(path, error) from error
     return db
@@ -139,7 +161,24 @@ def open_reader(path: Path) -> sqlite3.Connection:
 
 
 _looked_at: set[Path] = set()
+_open: Counter[Path] = Counter()  # connections of this process
 _looking = threading.Lock()
+
+
+class _Connection(sqlite3.Connection):
+    """One that is counted, because `pages` may only close its file after the last of them."""
+
+    path: Path | None = None
+
+    def close(self) -> None:
+        super().close()
+        with _looking:
+            if self.path is not None:
+                _open[self.path] -= 1
+                if not _open[self.path]:
+                    del _open[self.path]
+                    pages.close(self.path)
+                self.path = None
 
 
 def connect(path: Path, mode: str = "rw") -> sqlite3.Connection:
@@ -151,7 +190,13 @@ def connect(path: Path, mode: str = "rw") -> sqlite3.Connection:
             raise _no_store(path)
         _looked_at.add(path)
     uri = f"{path.as_uri()}?mode={mode}"
-    return sqlite3.connect(uri, uri=True, timeout=PATIENCE, isolation_level=None, check_same_thread=False)
+    db = sqlite3.connect(
+        uri, uri=True, timeout=PATIENCE, isolation_level=None, check_same_thread=False, factory=_Connection
+    )
+    with _looking:
+        db.path = path
+        _open[path] += 1
+    return db
 
 
 def _beginning(path: Path) -> bytes:
@@ -168,11 +213,23 @@ def _closing_on_error(db: sqlite3.Connection) -> Iterator[None]:
         raise
 
 
-def _create(db: sqlite3.Connection) -> None:
-    for statement in SCHEMA:
-        db.execute(statement)
-    db.execute(f"PRAGMA application_id = {APPLICATION}")
+def _upgrade(db: sqlite3.Connection, version: int) -> None:
+    """Makes the tables, or brings older ones along."""
+    if version == 0:
+        for statement in SCHEMA:
+            db.execute(statement)
+        db.execute(f"PRAGMA application_id = {APPLICATION}")
+    for later in range(max(version, 1) + 1, VERSION + 1):
+        for statement in UPGRADES[later]:
+            db.execute(statement)
+    # Names of deleted games that were not declared again. Not in UPGRADES: there are files of format 2 without it.
+    db.execute("CREATE TABLE IF NOT EXISTS deleted (key INTEGER PRIMARY KEY, name TEXT NOT NULL UNIQUE)")
     db.execute(f"PRAGMA user_version = {VERSION}")
+
+
+def is_older(db: sqlite3.Connection) -> bool:
+    """Whether a reader is before a file that no writer has opened since the tables grew."""
+    return bool(db.execute("PRAGMA user_version").fetchone()[0] < VERSION)
 
 
 def _version(db: sqlite3.Connection, path: Path) -> int:
@@ -232,10 +289,15 @@ def register(db: sqlite3.Connection, game: Game) -> None:
     if row is not None:
         require_same(Game.from_json(row[0]), game)
         return
-    key = db.execute(
-        "INSERT INTO game (name, schema, spec) VALUES (?, ?, ?)", (game.name, game.schema, game.to_json().decode())
-    ).lastrowid
+    (key,) = db.execute(
+        "SELECT 1 + max(ifnull((SELECT max(key) FROM game), 0), ifnull(max(key), 0)) FROM doomed"
+    ).fetchone()
+    db.execute(
+        "INSERT INTO game (key, name, schema, spec, registration) VALUES (?, ?, ?, ?, ?)",
+        (key, game.name, game.schema, game.to_json().decode(), new_id()),
+    )
     db.execute("INSERT INTO tally (game, kind, name, version) VALUES (?, ?, '', -1)", (key, GAME))
+    db.execute("DELETE FROM deleted WHERE name = ?", (game.name,))
 
 
 class Shelf(NamedTuple):
@@ -273,11 +335,13 @@ class Ledger:
 
     def __init__(self) -> None:
         self.games: dict[str, Shelf] = {}
+        self.erased: set[str] = set()  # games of which something was
         self.tallies: dict[_Tally, tuple[int, int]] = {}  # key and newest
         self.version = 0  # of the data, which another connection's commit changes
 
     def forget(self) -> None:
         self.games.clear()
+        self.erased.clear()
         self.tallies.clear()
 
     def refresh(self, db: sqlite3.Connection) -> None:
@@ -319,9 +383,9 @@ def _append(
     for submission in submissions:
         strays = [game for game in submission.games if not _has_game(db, ledger, *game)]
         if strays:
-            answers.append(InputError("no game {!r} with schema {!r} is registered here".format(*strays[0])))
+            answers.append(NotRegistered("no game {!r} with schema {!r} is registered here".format(*strays[0])))
         else:
-            answers.append(_sort(submission, known, new))
+            answers.append(_sort(submission, known, _erased(db, ledger, submission), new))
     if new:
         _insert(db, ledger, new, now)
     return answers
@@ -333,31 +397,61 @@ def _has_game(db: sqlite3.Connection, ledger: Ledger, name: str, schema: str) ->
         if not shelf.key:
             return False
         ledger.games[name] = shelf
+        if db.execute("SELECT 1 FROM tombstone WHERE game = ? LIMIT 1", (shelf.key,)).fetchone():
+            ledger.erased.add(name)
     return ledger.games[name].schema == schema
 
 
 def _known(db: sqlite3.Connection, ids: list[str]) -> _Bodies:
-    """Bodies of those that are there already. They are compared as a whole: exact, and no digest to make of each."""
+    """Bodies of those that are there already. They are compared as a whole: exact, and no digest to make of each. Rows
+    that a deleted game still has make room: a duplicate of one would be lost as soon as it is razed."""
     found: _Bodies = {}
     for some in _portions(ids):
+        db.execute(
+            f"DELETE FROM fragment WHERE id IN {_marks(len(some), 1)} AND seq / {PLACES} IN (SELECT key FROM doomed)",
+            some,
+        )
         found.update(db.execute(f"SELECT id, body FROM fragment WHERE id IN {_marks(len(some), 1)}", some).fetchall())
     return found
 
 
-def _sort(submission: Submission, known: _Bodies, new: list[_New]) -> list[Outcome]:
+def _erased(db: sqlite3.Connection, ledger: Ledger, submission: Submission) -> set[_Play]:
+    """What was there once. Only games of which something was erased pay for the look."""
+    found: set[_Play] = set()
+    for game in ledger.erased & {name for name, _ in submission.games}:
+        ids = {digest(f.player, f.id): (game, f.player, f.id) for f in submission.fragments if f.game == game}
+        for some in _portions(list(ids)):
+            rows = db.execute(
+                f"SELECT id FROM tombstone WHERE game = ? AND id IN {_marks(len(some), 1)}",
+                (ledger.games[game].key, *some),
+            )
+            found.update(ids[row[0]] for row in rows)
+    return found
+
+
+def digest(player: str, fragment_id: str) -> bytes:
+    """What is kept of an erased fragment: clients choose ids, and may have written a player's name into them. Another
+    player who chooses the same id has other play."""
+    return hashlib.blake2b(f"{len(player)} {player} {fragment_id}".encode(), digest_size=16).digest()
+
+
+def _sort(submission: Submission, known: _Bodies, erased: set[_Play], new: list[_New]) -> list[Outcome]:
     arrivals = zip(submission.fragments, submission.bodies, submission.returns, submission.sizes, strict=True)
     ids = {f.id for f in submission.fragments}
-    if len(ids) == len(submission.fragments) and known.keys().isdisjoint(ids):  # the usual case
+    if not erased and len(ids) == len(submission.fragments) and known.keys().isdisjoint(ids):  # the usual case
         new += arrivals
         known.update(zip([f.id for f in submission.fragments], submission.bodies, strict=True))
         return [Outcome.STORED] * len(ids)
     outcomes = []
     for arrival in arrivals:
-        name, body = arrival[0].id, arrival[1]
-        if name in known:
-            outcomes.append(Outcome.DUPLICATE if known[name] == body else Outcome.CONFLICT)
+        f, body = arrival[:2]
+        if (f.game, f.player, f.id) in erased:
+            outcomes.append(Outcome.ERASED)
+        elif f.id in known:
+            again = known[f.id] == body or same(decode(known[f.id]), f)
+            outcomes.append(Outcome.DUPLICATE if again else Outcome.CONFLICT)
         else:
-            known[name] = body
+            known[f.id] = body
             new.append(arrival)
             outcomes.append(Outcome.STORED)
     return outcomes
@@ -428,7 +522,7 @@ def _sums(new: list[_New]) -> dict[_Tally, _Sum]:
         group.bytes += size
     sums: defaultdict[_Tally, _Sum] = defaultdict(_Sum)
     for (game, player, model, version), group in groups.items():
-        for tally in _tallies(player, model, version):
+        for tally in tallies(player, model, version):
             total = sums[game, *tally]
             total.fragments += group.fragments
             total.steps += group.steps
@@ -436,7 +530,7 @@ def _sums(new: list[_New]) -> dict[_Tally, _Sum]:
     return sums
 
 
-def _tallies(player: str, model: str | None, version: int | None) -> tuple[tuple[str, str, int], ...]:
+def tallies(player: str, model: str | None, version: int | None) -> tuple[tuple[str, str, int], ...]:
     """Where a fragment counts: kind, name and version of the tallies."""
     return (GAME, "", -1), (PLAYER, player, -1), (MODEL, model or "", -1 if version is None else version)
 
@@ -525,50 +619,7 @@ def _marks(width: int, count: int) -> str:
     return ",".join(["(" + ",".join("?" * width) + ")"] * count)
 
 
-# Erasing and refusing
-
-
-def erase(db: sqlite3.Connection, game: str, player: str) -> int:
-    """Some of the player's fragments, the newest first: how many; 0 when none are left."""
-    key, seq = find_player(db, game, player)
-    seqs: list[tuple[int]] = []
-    gone: list[Fragment] = []
-    size = 0
-    while seq and size < ERASE:
-        previous, body = db.execute("SELECT previous, body FROM fragment WHERE seq = ?", (seq,)).fetchone()
-        seqs.append((seq,))
-        gone.append(decode(body))
-        size += len(body)
-        seq = previous
-    for table in ("episode", "fragment"):
-        db.executemany(f"DELETE FROM {table} WHERE seq = ?", seqs)
-    db.execute("UPDATE tally SET newest = ? WHERE key = ?", (seq, key))
-    _discount(db, find_game(db, game).key, Submission(gone))
-    return len(gone)
-
-
-def _discount(db: sqlite3.Connection, game: int, gone: Submission) -> None:
-    db.executemany(
-        "UPDATE tally SET fragments = fragments - 1, steps = steps - ?, bytes = bytes - ?"
-        " WHERE game = ? AND kind = ? AND name = ? AND version = ?",
-        [
-            (f.steps, size, game, *tally)
-            for f, size in zip(gone.fragments, gone.sizes, strict=True)
-            for tally in _tallies(f.player, f.model, f.version)
-        ],
-    )
-    db.execute("DELETE FROM tally WHERE game = ? AND kind = ? AND fragments = 0", (game, MODEL))
-    db.execute("UPDATE game SET erased = erased + ? WHERE key = ?", (sum(f.steps for f in gone.fragments), game))
-
-
-def forget(db: sqlite3.Connection, game: str, player: str) -> int:
-    """What is left of a player whose fragments are erased: how many rows."""
-    key, _ = find_player(db, game, player)
-    refused = db.execute("DELETE FROM quarantine WHERE game = ? AND player = ?", (game, player)).rowcount
-    unfinished = db.execute("DELETE FROM unfinished WHERE player = ?", (key,)).rowcount
-    gone = db.execute("DELETE FROM tally WHERE key = ? AND fragments = 0", (key,)).rowcount
-    db.execute("UPDATE game SET players = players - ? WHERE name = ?", (gone, game))
-    return refused + unfinished + gone
+# Refusing
 
 
 def note(db: sqlite3.Connection, refusals: Sequence[Refusal], counts: Counter[str]) -> None:

@@ -11,8 +11,10 @@ from concurrent.futures import Future
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
+import msgspec
+
 from sparring.errors import InputError, SparringError
-from sparring.store import tables
+from sparring.store import erasing, pages, tables
 from sparring.store.arrival import Submission
 from sparring.store.protocol import Outcome, StoreBusy, StoreFull
 from sparring.store.tables import Refusal
@@ -27,7 +29,10 @@ PENDING = 64 << 20  # bytes waiting for one
 CHECKPOINT = 16 << 20  # bytes of log between two checkpoints
 OVERHEAD = 8 * tables.PAGE  # bytes of log that every transaction takes besides its fragments
 LOG_LIMIT = 256 << 20  # beyond it a checkpoint is worth a longer wait
-COMPACT = 1 << 30  # a file up to this size is rewritten after an erasure
+CLEANED = 512  # pages of the file that are cleaned in one turn
+GIVEN_BACK = 256  # pages that are given back to the disk in one turn
+SCRUB_WAIT = 30.0  # seconds that who erased waits for the files to be clean; a larger file takes longer
+BLOCKED = 1.0  # seconds until the next try while a reader is in the way
 
 
 class _Work(Generic[T]):
@@ -55,12 +60,12 @@ class _Call(_Work[T]):
 class Writer:
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._turn = threading.Lock()  # guards the connection and the next four
+        self._turn = threading.Lock()  # guards the connection and the next three
         self._db = tables.open_writer(path)
         self._ledger = tables.Ledger()
-        self._checkpointer = tables.connect(path)  # the thread's own
         self._written = 0  # bytes of log since the last checkpoint, about
-        self._scrub = False  # erased bytes may still be in the log
+        self._razing, left = erasing.unfinished(self._db)  # rows of deleted games, from a process that was killed
+        self._checkpointer = tables.connect(path)  # the thread's own
         self._lock = threading.Lock()  # guards the rest
         self._room = threading.Condition(self._lock)
         self._call_thread = threading.Condition(self._lock)  # not the same: a thread woken for nothing takes the GIL
@@ -69,7 +74,10 @@ class Writer:
         self._pending_bytes = 0
         self._refusals: deque[Refusal] = deque(maxlen=tables.QUARANTINE)
         self._refused: Counter[str] = Counter()
-        self._wanted = False  # there is something for the thread to do
+        self._scrub = left  # bytes of erased rows may be in the files
+        self._wanted = self._razing or left  # there is something for the thread to do
+        self._blocked = False  # and a reader keeps us from removing them
+        self._scrubbed = threading.Condition(self._lock)
         self._thread = threading.Thread(target=self._run, name="sparring-store", daemon=True)
         self._thread.start()
 
@@ -87,20 +95,13 @@ class Writer:
         return self._finish(_Call(work))
 
     def scrub(self) -> None:
-        """Makes what was erased unreadable in the files too.
-
-        SQLite overwrites what it deletes, but it leaves copies behind when it moves rows between pages, and old pages
-        in the log. A new file has none of them; one so large that nobody could write for minutes is not rewritten, and
-        keeps what few copies there are until their places are used again.
-        """
-        with self._turn:
-            self._scrub = True
-            try:
-                if self.path.stat().st_size <= COMPACT:
-                    self._db.execute("VACUUM")
-            except sqlite3.Error as error:
-                log.warning("the store %s could not be compacted after an erasure: %s", self.path, error)
-            self._checkpoint()
+        """Makes what was erased unreadable in the files, too: in the log, and where rows once were. The thread does it,
+        a piece at a time; who erased waits for it, but not for a reader in the way, nor for ever."""
+        with self._lock:
+            self._scrub, self._blocked = True, False
+            self._wanted = True
+            self._call_thread.notify()
+            self._scrubbed.wait_for(lambda: not self._scrub or self._blocked or self._closed, SCRUB_WAIT)
 
     def refuse(self, refusal: Refusal) -> None:
         """Never waits: of a flood only the newest are kept, like on disk; all are counted."""
@@ -127,6 +128,8 @@ class Writer:
                     refusals.extend(self._refusals)
                     self._refusals = refusals
                     self._refused.update(counts)
+            except Exception as error:  # noqa: BLE001  # logged; again would fail again
+                self._unexpected(f"{counts.total()} refused fragments are not noted", error)
 
     def close(self) -> None:
         with self._lock:
@@ -164,17 +167,19 @@ class Writer:
     # With the turn
 
     def _work(self) -> None:
+        """Whatever goes wrong is the answer to those whose work it was, and raised to nobody else: the turn may be that
+        of another caller, or of the thread, which has to live on."""
         appends, call = self._take()
         try:
             if appends:
                 self._commit(appends)
             if call is not None:
                 self._commit_call(call)
-        finally:  # also after an error nobody thought of: none of those whose work was taken may wait for ever
+        finally:  # also when a caller is interrupted: none of those whose work was taken may wait for ever
             for work in (*appends, call) if call else appends:
                 if not work.future.done():
-                    work.future.set_exception(SparringError(f"the store {self.path} failed: see its log"))
-        if self._written >= CHECKPOINT or self._scrub:
+                    work.future.set_exception(SparringError(f"the store {self.path} was interrupted: try again"))
+        if self._written >= CHECKPOINT:
             self._want_thread()
 
     def _take(self) -> "tuple[list[_Append], _Call[Any] | None]":
@@ -197,8 +202,8 @@ class Writer:
     def _commit(self, appends: list[_Append]) -> None:
         try:
             answers = tables.append(self._db, self._ledger, [append.submission for append in appends], time.time())
-        except (sqlite3.Error, OverflowError) as error:
-            reason = tables.trouble(self.path, error)
+        except Exception as error:  # noqa: BLE001  # told, and logged if nobody thought of it
+            reason = self._trouble(error)
             if len(appends) > 1 and not isinstance(reason, StoreFull):  # one may be to blame: it shall fail alone
                 for append in appends:
                     self._commit([append])
@@ -221,35 +226,50 @@ class Writer:
                 result = call.work(self._db)
         except InputError as error:
             call.future.set_exception(error)
-        except (sqlite3.Error, OverflowError) as error:
-            call.future.set_exception(tables.trouble(self.path, error))
+        except Exception as error:  # noqa: BLE001  # told, and logged if nobody thought of it
+            call.future.set_exception(self._trouble(error))
         else:
             call.future.set_result(result)
+
+    def _trouble(self, error: Exception) -> Exception:
+        """What to tell those whose work failed."""
+        if isinstance(error, sqlite3.Error | OverflowError):
+            return tables.trouble(self.path, error)
+        if isinstance(error, msgspec.MsgspecError):
+            return SparringError(f"the store {self.path} holds a damaged fragment: {error}")
+        return self._unexpected("some work failed", error)
+
+    def _unexpected(self, what: str, error: Exception) -> SparringError:
+        log.error("the store %s: %s", self.path, what, exc_info=error)
+        return SparringError(f"the store {self.path}: {what}: {type(error).__name__}: {error}; its log has more")
 
     def _checkpoint(self) -> None:
         """Brings the log into the file and begins it anew, for which readers have to be done with it: their reads are
         short. One that is not must not keep writers waiting each time; the log grows meanwhile."""
         try:
             large = Path(f"{self.path}-wal").stat().st_size > LOG_LIMIT
-            mode, patience = ("TRUNCATE", 1.0) if self._scrub or large else ("RESTART", 0.1)
+            mode, patience = ("TRUNCATE", 1.0) if large else ("RESTART", 0.1)
             self._db.execute(f"PRAGMA busy_timeout = {patience * 1000:.0f}")
-            busy = self._db.execute(f"PRAGMA wal_checkpoint({mode})").fetchone()[0]
+            self._db.execute(f"PRAGMA wal_checkpoint({mode})").fetchone()
             self._db.execute(f"PRAGMA busy_timeout = {tables.PATIENCE * 1000:.0f}")
         except (sqlite3.Error, OSError) as error:
             log.warning("the store %s could not be checkpointed, its log keeps growing: %s", self.path, error)
             return
         self._written = 0
-        self._scrub = self._scrub and bool(busy)
 
     # The thread
 
     def _run(self) -> None:
         try:
             while self._await_work():
-                with self._turn:
-                    self._work()
-                self.note_refusals()
-                self._checkpoint_aside()
+                try:
+                    with self._turn:
+                        self._work()
+                    self.note_refusals()
+                    self._checkpoint_aside()
+                    self._clear_up()
+                except Exception as error:  # noqa: BLE001  # logged
+                    self._unexpected("its thread goes on", error)
         finally:
             self._abandon()
 
@@ -257,13 +277,14 @@ class Writer:
         """False when there will be none any more."""
         with self._lock:
             while not (self._wanted or self._closed):
-                self._call_thread.wait()
+                if not self._call_thread.wait(BLOCKED if self._scrub else None):
+                    return True  # time to look again whether the reader is gone
             wanted, self._wanted = self._wanted, bool(self._pending)
             return wanted or bool(self._pending)
 
     def _checkpoint_aside(self) -> None:
         """Most of it while others write; only the rest, and with it the log's new beginning, takes the turn."""
-        if self._written < CHECKPOINT and not self._scrub:
+        if self._written < CHECKPOINT:
             return
         try:
             self._checkpointer.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchone()
@@ -272,11 +293,73 @@ class Writer:
         with self._turn:
             self._checkpoint()
 
+    def _clear_up(self) -> None:
+        """One piece of what deletions leave to be done."""
+        if self._closed or not (self._razing or self._scrub):
+            return  # the next process goes on
+        done: bool | None = False
+        try:
+            self._checkpointer.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchone()  # most of it while others write
+            with self._turn:
+                if self._razing:
+                    self._ledger.forget()
+                    with tables.transaction(self._db):
+                        self._razing = erasing.raze(self._db)
+                elif not self._give_back():
+                    done = self._clean()
+        except (sqlite3.Error, OSError) as error:
+            log.warning("bytes of what was erased may be left in %s: %s; tried again", self.path, error)
+            done = None
+        with self._lock:
+            self._scrub, self._blocked = not done, done is None
+            self._wanted = self._wanted or done is False
+            self._scrubbed.notify_all()
+
+    def _give_back(self) -> bool:
+        """Pages that are not used any more, to the disk; some are kept for what comes. Older files only use them again:
+        they were made without this."""
+        (mode,), (free,), (count,) = [
+            self._db.execute(f"PRAGMA {name}").fetchone() for name in ("auto_vacuum", "freelist_count", "page_count")
+        ]
+        if mode != 2 or free <= max(count // 8, GIVEN_BACK):
+            return False
+        try:
+            # A script: `execute` would stop after one page. Pages change places, so cleaning them begins again.
+            self._db.executescript(
+                f"BEGIN IMMEDIATE; PRAGMA incremental_vacuum({GIVEN_BACK}); UPDATE scrub SET pages = 0; COMMIT"
+            )
+        finally:
+            if self._db.in_transaction:
+                self._db.execute("ROLLBACK")
+        return True
+
+    def _clean(self) -> bool | None:
+        """Some pages of the file, with an empty log: whether all are clean now. None: a reader needs the log."""
+        db = self._checkpointer
+        db.execute("PRAGMA busy_timeout = 100")
+        if db.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()[0]:
+            return None
+        with tables.transaction(db):
+            row = db.execute("SELECT pages FROM scrub").fetchone()
+            if row is None:
+                return True
+            if Path(f"{self.path}-wal").stat().st_size:
+                return False  # another process was quicker: again
+            (size,), (count,), (mode,) = [
+                db.execute(f"PRAGMA {name}").fetchone() for name in ("page_size", "page_count", "auto_vacuum")
+            ]
+            last = min(row[0] + CLEANED, count)
+            pages.clean(self.path, size, row[0] + 1, last, mapped=mode != 0)
+            # Whatever is written here has other connections forget the pages that they remember.
+            db.execute("UPDATE scrub SET pages = ?", (last,)) if last < count else db.execute("DELETE FROM scrub")
+        return False  # the log has what was just written: once more to empty it
+
     def _abandon(self) -> None:
         with self._lock:
             self._closed = True
             left, self._pending = self._pending, deque()
             self._room.notify_all()
+            self._scrubbed.notify_all()
         for work in left:
             if work.future.set_running_or_notify_cancel():
                 work.future.set_exception(SparringError(f"the store {self.path} stopped before this was written"))

@@ -1,0 +1,161 @@
+"""Erasing from Cassandra.
+
+A row is replaced only if it is what was read (a lightweight transaction). Of two who erase from the same row, one has
+to read it again: neither brings back what the other took out, however long it was away.
+
+Of each commit that holds something to erase: first the ids are noted as erased, then the fragments go, then the record
+forgets those that are no longer there. Who dies half way leaves a record that tells the next one where to go on.
+"""
+
+import uuid
+from collections.abc import Callable, Iterable, Iterator, Sequence
+
+from sparring.experience import Fragment
+from sparring.store.arrival import encoder
+from sparring.store.keyspace import Keyspace
+from sparring.store.order import Directory
+from sparring.store.protocol import StoreBusy
+from sparring.store.rows import decode_block, decode_parts, decode_place, encode_block, encode_parts, locate
+
+__all__ = ["Eraser"]
+
+ATTEMPTS = 20  # to replace a row that others replace, too
+PAGE = 16  # blocks read at once when all are: each may have 8 MiB
+END = 1 << 62  # a place after all
+_Partition = tuple[str, int, int]
+_Commit = tuple[_Partition, int, bytes]  # where its record is, and what that says
+
+
+class Eraser:
+    """Of one game, by its key."""
+
+    def __init__(self, keyspace: Keyspace, game: str, directory: Directory) -> None:
+        self._keyspace, self._game, self._directory = keyspace, game, directory
+
+    def player(self, player: str) -> int:
+        def commits() -> Iterator[_Commit]:
+            for bucket, head in self._directory.refresh().items():
+                partition = (self._game, head.day, bucket)
+                for end, _, record in self._keyspace.run("records", *partition, 0, head.steps):
+                    if any(part.player == player for part in decode_parts(record)):
+                        yield partition, end, record
+
+        erased, _ = self._erase(commits(), lambda f: f.player == player)
+        for writer, slot, who in self._keyspace.run("quarantined", self._game):
+            if who == player:
+                self._keyspace.run("release", self._game, writer, slot)
+        return erased
+
+    def ids(self, ids: Sequence[str]) -> list[Fragment]:
+        """The fragments that had these ids."""
+        wanted, buckets = set(ids), self._directory.refresh()
+
+        def commits() -> Iterator[_Commit]:
+            for shard, key in {locate(name) for name in wanted}:
+                for place in [decode_place(place) for _, place, _ in self._keyspace.run("claims", shard, [key])]:
+                    head = buckets.get(place.bucket)
+                    if place.game == self._game and head is not None and head.steps > place.after:
+                        partition = (place.game, head.day, place.bucket)
+                        for end, _, record in self._keyspace.run("record", *partition, place.after):
+                            yield partition, end, record
+
+        return self._erase(commits(), lambda f: f.id in wanted)[1]
+
+    def _erase(self, commits: Iterable[_Commit], doomed: Callable[[Fragment], bool]) -> tuple[int, list[Fragment]]:
+        """How many the records forgot, and what was taken out. The first record is the last to forget: until the mark
+        is made, it tells who comes after us that there is one to make."""
+        first: tuple[_Commit, set[int]] | None = None
+        erased, gone = 0, []
+        for commit in commits:
+            taken, left = self._take_out(commit, doomed)
+            gone += taken
+            if all(part.place in left for part in decode_parts(commit[2])):
+                continue
+            if first is None:
+                first = commit, left
+            else:
+                erased += self._forget(commit, left)
+        if first is not None:
+            self._keyspace.run("mark erasure", self._game, uuid.uuid4())
+            erased += self._forget(*first)
+            self._keyspace.run("mark erasure", self._game, uuid.uuid4())
+        return erased, gone
+
+    def _take_out(self, commit: _Commit, doomed: Callable[[Fragment], bool]) -> tuple[list[Fragment], set[int]]:
+        """What it took out, and the places of what is left."""
+        partition, end, record = commit
+        begin = min([part.place - part.steps for part in decode_parts(record)], default=end)
+        taken: list[Fragment] = []
+        places: set[int] = set()
+        for place, body in self._keyspace.run("blocks", *partition, begin, end):
+            gone, left = self._take_from_block(partition, place, body, doomed)
+            taken += gone
+            places.update(left)
+        return taken, places
+
+    def _take_from_block(
+        self, partition: _Partition, place: int, body: bytes, doomed: Callable[[Fragment], bool]
+    ) -> tuple[list[Fragment], list[int]]:
+        for _ in range(ATTEMPTS):
+            block = decode_block(body)
+            left = [(at, f) for at, f in zip(block.places, block.fragments, strict=True) if not doomed(f)]
+            gone = [f for f in block.fragments if doomed(f)]
+            places = [at for at, _ in left]
+            if not gone:
+                return gone, places
+            self._claims("erase claim", partition[2], gone)
+            if left:
+                new = encode_block(places, [encoder.encode(f) for _, f in left])
+                applied, row = self._keyspace.applied("replace", new, *partition, place, body)
+            else:
+                applied, row = self._keyspace.applied("delete", *partition, place, body)
+            if applied or not row:  # others took out all of it
+                return gone if applied else [], places if applied else []
+            body = row[-1]
+        raise StoreBusy("others erase from the same fragments: try again in a second")
+
+    def _forget(self, commit: _Commit, left: set[int]) -> int:
+        """Lets the record forget the fragments that are not there any more; how many they were."""
+        partition, end, record = commit
+        for _ in range(ATTEMPTS):
+            parts = decode_parts(record)
+            new = [part for part in parts if part.place in left]
+            if len(new) == len(parts):
+                return 0
+            applied, row = self._keyspace.applied("replace record", encode_parts(new), *partition, end, record)
+            if applied or not row:
+                return len(parts) - len(new) if applied else 0
+            record = row[-1]
+        raise StoreBusy("others erase from the same fragments: try again in a second")
+
+    def _claims(self, statement: str, bucket: int, fragments: Iterable[Fragment]) -> None:
+        shards: dict[int, list[bytes]] = {}
+        for f in fragments:
+            shard, key = locate(f.id)
+            shards.setdefault(shard, []).append(key)
+        with self._keyspace.asking():
+            asked = [(shard, self._keyspace.start("claims", shard, keys)) for shard, keys in shards.items()]
+            futures = [
+                self._keyspace.start(statement, shard, key, where)
+                for shard, future in asked
+                for key, where, _ in future.result()
+                if (place := decode_place(where)).game == self._game and place.bucket == bucket
+            ]
+            for future in futures:
+                future.result()
+
+    def everything(self) -> None:
+        """Of a game that is not registered any more. Heads go first, and nothing can be committed after them."""
+        for bucket, head in self._directory.refresh().items():
+            partition = (self._game, head.day, bucket)
+            self._keyspace.run("drop head", self._game, bucket)
+            for _, body in self._keyspace.pages("blocks", *partition, 0, END, fetch_size=PAGE):
+                self._claims("delete claim", bucket, decode_block(body).fragments)
+            self._keyspace.run("drop blocks", *partition)
+            self._keyspace.run("drop records", *partition)
+        epoch = 0
+        while self._keyspace.run("merged", self._game, epoch, 0, 1):
+            self._keyspace.run("drop merged", self._game, epoch)
+            epoch += 1
+        for statement in ("drop buckets", "drop erasure", "drop quarantine", "drop rejected"):
+            self._keyspace.run(statement, self._game)

@@ -1,0 +1,81 @@
+"""What rows of a store on Cassandra hold: blocks of fragments, records of commits, claims of ids."""
+
+import hashlib
+import zlib
+from collections.abc import Sequence
+
+import msgspec
+
+from sparring.experience import Fragment, wire
+
+__all__ = ["Block", "Part", "Place", "checksum", "decode_block", "decode_parts", "decode_place"]
+__all__ += ["encode_block", "encode_parts", "encode_place", "locate"]
+
+SLOT_BITS = 19  # ids that carry their time: those of 2^19 ms, some nine minutes, share …
+SHARDS = 4  # … so many partitions of claims
+TIMELESS = 4096  # partitions of all other ids
+
+
+class Part(msgspec.Struct, array_like=True, gc=False):
+    """A fragment without its columns, as a commit's record keeps it."""
+
+    place: int
+    steps: int
+    player: str
+    episode: str
+    start: int
+    ended: bool
+    ret: float
+    size: int
+    model: str | None = None
+    version: int | None = None
+
+
+class Block(msgspec.Struct, array_like=True, gc=False):
+    """A row: neighbours in a bucket, all of one commit. The row's key is the last one's place."""
+
+    places: list[int]
+    fragments: list[Fragment]
+
+
+class Place(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """Where a claim says that its fragment will be: in this bucket, after so many steps. The number is the writer's:
+    none of its groups says the same twice."""
+
+    game: str
+    bucket: int
+    after: int
+    number: int
+
+
+encode_parts = encode_place = _encode = msgspec.msgpack.Encoder().encode
+decode_place = msgspec.msgpack.Decoder(Place).decode
+decode_parts = msgspec.msgpack.Decoder(list[Part]).decode
+decode_block = msgspec.msgpack.Decoder(Block).decode
+
+
+def encode_block(places: Sequence[int], bodies: Sequence[bytes | memoryview]) -> bytes:
+    """From fragments that are encoded already, each for itself."""
+    return b"\x92" + _encode(places) + wire.array(bodies)  # 0x92: an array of two
+
+
+def checksum(f: Fragment) -> int:
+    """Of all but the id and the time: who sends a fragment again may have another clock fill that in."""
+    rest = (f.game, f.schema, f.player, f.episode, f.start, f.steps, f.terminated, f.truncated, f.model, f.version)
+    found = zlib.crc32(_encode((rest, f.log_prob is None)))
+    for column in (f.obs, f.action, f.reward, f.log_prob or b""):
+        found = zlib.crc32(column, found)
+    return found
+
+
+def locate(name: str) -> tuple[int, bytes]:
+    """The partition and key of a fragment id's claims: functions of the id alone, so that whoever gets it again looks
+    at the same place. An id with its time in it (UUID version 7, in hex) lies beside those of the same minutes."""
+    try:
+        key = bytes.fromhex(name)
+    except ValueError:
+        key = b""
+    if len(key) == 16 and key[6] >> 4 == 7 and key.hex() == name:
+        return TIMELESS + (int.from_bytes(key[:6], "big") >> SLOT_BITS) * SHARDS + key[15] % SHARDS, key
+    key = hashlib.blake2b(name.encode(), digest_size=24).digest()
+    return int.from_bytes(key[:2], "big") % TIMELESS, key
