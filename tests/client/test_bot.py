@@ -346,6 +346,18 @@ def test_a_policy_that_lacks_an_output_is_refused(tmp_path: Path) -> None:
         Loaded(model.SerializeToString(), GAME, "bot", 1)
 
 
+def test_noise_is_optional_without_a_warning_and_other_warnings_are_shown(capfd: pytest.CaptureFixture[str]) -> None:
+    import onnx
+
+    model = onnx.load_from_string(V1)
+    assert "noise" in {tensor.name for tensor in model.graph.initializer}  # other runtimes may leave it out
+    Loaded(V1, GAME, "bot", 1)
+    assert capfd.readouterr().err == ""
+    model.graph.initializer.append(onnx.numpy_helper.from_array(np.zeros(3, np.float32), "useless"))
+    Loaded(model.SerializeToString(), GAME, "bot", 1)
+    assert "'useless'. It is not used by any node" in capfd.readouterr().err
+
+
 def test_steps_of_a_bot_asked_for_one_player_are_not_anothers(published: FakeServer, client_of: Make) -> None:
     client = client_of(published.url)
     bot = client.player("bob").bot()

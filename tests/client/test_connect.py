@@ -1,8 +1,9 @@
+import base64
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from fake_server import GAME, FakeServer, Reply, until, walk
+from fake_server import GAME, FakeServer, Handler, Reply, until, walk
 
 from sparring.client import Client, SchemaMismatch, Unavailable
 from sparring.errors import InputError
@@ -83,6 +84,26 @@ def test_a_game_unknown_to_the_server_at_first_is_registered_later(client_of: Ma
 def test_a_bad_address(url: str, client_of: Make) -> None:
     with pytest.raises(InputError, match="is not a server's address"):
         client_of(url)
+
+
+def test_a_login_in_the_address_is_sent_and_shown_nowhere(
+    server: FakeServer, client_of: Make, caplog: pytest.LogCaptureFixture, tmp_path: Path
+) -> None:
+    logins: list[str | None] = []
+
+    def note(handler: Handler, body: bytes) -> Reply | bool:
+        logins.append(handler.headers.get("Authorization"))
+        return Reply(401, b"<html>who are you?</html>") if handler.command == "POST" else False
+
+    server.fault = note
+    client = client_of(server.url.replace("://", "://ann%3Ae:p%40ss%25@"))
+    client.record(*walk(1)[0])
+    until(lambda: client.away)
+    client.close(timeout=0.1)
+    assert set(logins) == {"Basic " + base64.b64encode(b"ann:e:p@ss%").decode()}
+    assert "it asks for a login" in caplog.text
+    shown = [caplog.text, client._server.url, *map(str, tmp_path.rglob("*"))]
+    assert not [text for text in shown if "ss%" in text or "ann" in text]
 
 
 def test_a_bad_name(server: FakeServer, client_of: Make) -> None:

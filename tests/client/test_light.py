@@ -15,6 +15,7 @@ HEAVY = (
     "typer",
     "rich",
     "optax",
+    "botocore",
 )
 
 

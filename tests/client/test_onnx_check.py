@@ -1,35 +1,50 @@
 """The client's door for ONNX files: our policies pass, everything else is refused with a reason and never a crash."""
 
+import itertools
 import subprocess
 import sys
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Iterator
+from typing import Any, get_args
 
+import msgspec
 import numpy as np
 import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from sparring.client import onnx_check
+from sparring.client.bot import Loaded
 from sparring.client.onnx_check import OPERATORS, check
 from sparring.errors import InputError
 from sparring.export.onnx import render
-from sparring.games import Box, Dict, Discrete, Game, MultiDiscrete
+from sparring.games import Action, Box, Dict, Discrete, Game, MultiDiscrete, Space
+from sparring.games.spec import DTYPES
 from sparring.networks.policy import Policy
-from sparring.networks.spec import Categorical, Conv, Dense, Deterministic, Gaussian, QValues, Squashed
+from sparring.networks.spec import (
+    Categorical,
+    Conv,
+    Dense,
+    Deterministic,
+    Gaussian,
+    Head,
+    Layer,
+    QValues,
+    Squashed,
+    param_shapes,
+)
 
 MakePolicy = Callable[..., Policy]
 
 
 @pytest.fixture
 def policies(random_policy: MakePolicy) -> list[bytes]:
-    """Between them, every operator that we write."""
+    """A few of each kind."""
     everything = Dict({"a": Box((3,), "float64"), "b": Discrete(3), "c": MultiDiscrete((2, 3)), "d": Box((2, 2))})
     image, box = Box((8, 8, 3), "uint8"), Box((2,), low=-1.0, high=2.0)
     return [
         render(random_policy(Game("g", *spaces), layers, head, exploration=0.1))
         for spaces, layers, head in (
-            ((everything, Discrete(3, start=1)), (Dense(8, "silu"),), QValues(duelling=True)),
+            ((everything, Discrete(3, start=1)), (Dense(8, "silu", norm=True),), QValues(duelling=True)),
             ((everything, MultiDiscrete((2, 3))), (Dense(8, "tanh"),), Categorical()),
             ((Box((3,)), Discrete(2)), (Dense(8, "tanh"),), Categorical()),
             ((image, box), (Conv(4, 3, 2), Dense(8, "linear")), Gaussian()),
@@ -37,6 +52,66 @@ def policies(random_policy: MakePolicy) -> list[bytes]:
             ((Box((4,)), Box((2, 2), "float64", -1.0, 1.0)), (Dense(8),), Deterministic()),
         )
     ]
+
+
+def settings(kind: Any) -> Iterator[Any]:
+    """Every layer or head of a kind, from its declaration: all words, both of a yes or no, two of a size."""
+    choices: list[list[Any]] = []
+    for field in msgspec.structs.fields(kind):
+        match msgspec.inspect.type_info(field.type):
+            case msgspec.inspect.LiteralType(values):
+                choices.append(list(values))
+            case msgspec.inspect.BoolType():
+                choices.append([False, True])
+            case msgspec.inspect.IntType():
+                choices.append([2, 3])
+            case other:
+                raise AssertionError(f"{kind.__name__}.{field.name} is new to this test: which {other} are there?")
+    yield from (kind(*values) for values in itertools.product(*choices))
+
+
+def observations() -> Iterator[Any]:
+    """Every space of games, and every element type of numbers, as vectors, as images and as anything else."""
+    numbers = [Box(shape, dtype) for dtype in DTYPES for shape in ((3,), (), (2, 3), (6, 6, 3), (3, 7, 6))]
+    flat = [*numbers, Discrete(3), Discrete(4, start=-2), MultiDiscrete((2,)), MultiDiscrete((3, 1, 2))]
+    yield from flat
+    yield Dict({f"part_{i}": part for i, part in enumerate(flat)})
+
+
+def actions() -> Iterator[Any]:
+    yield from (Discrete(1), Discrete(3), Discrete(3, start=5), MultiDiscrete((3,)), MultiDiscrete((3, 1, 2)))
+    for dtype, shape in itertools.product(("float32", "float64"), ((2,), (), (2, 2))):
+        for low, high in ((-1.0, 1.0), (0.0, 3.0), (None, None), (0.0, None), (None, 0.0)):
+            yield Box(shape, dtype, low, high)
+
+
+def fits(game: Game, layers: tuple[Any, ...], head: Any) -> bool:
+    try:
+        param_shapes(game, layers, head)
+    except InputError:
+        return False
+    return True
+
+
+def all_that_is_exported() -> dict[str, tuple[Game, tuple[Any, ...], Any]]:
+    """Each space of observations, each layer, and each head with each action at least once, by what it is about.
+
+    They meet nowhere in the graph but in vectors of numbers, so it need not be each with each."""
+    found: dict[str, tuple[Game, tuple[Any, ...], Any]] = {}
+    seen, acted, plain = list(observations()), list(actions()), Box((2,), low=-1.0, high=1.0)
+    assert {type(o) for o in seen} == set(get_args(Space))
+    assert {type(a) for a in acted} == set(get_args(Action))
+    for space in seen:
+        found[f"{space}"[:200]] = Game("g", space, Discrete(2)), (), QValues()
+    for layer in itertools.chain.from_iterable(map(settings, get_args(Layer))):
+        games = [Game("g", space, Discrete(2)) for space in (plain, Box((6, 6, 3), "uint8"))]
+        found |= {f"{layer} {g.observation}": (g, (layer,), QValues()) for g in games if fits(g, (layer,), QValues())}
+        assert any(f"{layer} " in name for name in found), f"{layer} fits none of the observations"
+    for head in itertools.chain.from_iterable(map(settings, get_args(Head))):
+        games = [Game("g", plain, action) for action in acted]
+        found |= {f"{head} {g.action}": (g, (), head) for g in games if fits(g, (), head)}
+        assert any(f"{head} " in name for name in found), f"{head} fits none of the actions"
+    return found
 
 
 @pytest.fixture
@@ -49,13 +124,34 @@ def refused(model: onnx.ModelProto, reason: str) -> None:
         check(model.SerializeToString())
 
 
-def test_our_policies_pass_and_the_list_has_nothing_else(policies: list[bytes]) -> None:
+def test_the_list_has_what_the_exporter_can_write_and_nothing_else(
+    random_policy: MakePolicy, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """ONNX Runtime loads each of them without a word, too."""
     written: dict[str, set[str]] = {}
-    for data in policies:
-        check(data)
-        for node in onnx.load_from_string(data).graph.node:
-            written.setdefault(node.op_type, set()).update(a.name for a in node.attribute)
+    for name, (game, layers, head) in all_that_is_exported().items():
+        for normalised in (False, True):
+            data = render(random_policy(game, layers, head, exploration=0.1, normalised=normalised))
+            try:
+                Loaded(data, game, "bot", 1)
+            except InputError as error:
+                pytest.fail(f"{name}: {error}")
+            for node in onnx.load_from_string(data).graph.node:
+                written.setdefault(node.op_type, set()).update(a.name for a in node.attribute)
     assert written == {name: set(attributes) for name, attributes in OPERATORS.items()}
+    assert capfd.readouterr().err == ""
+
+
+def test_a_normalised_layers_epsilon(policies: list[bytes]) -> None:
+    model = onnx.load_from_string(policies[0])
+    (node,) = [node for node in model.graph.node if node.op_type == "LayerNormalization"]
+    for epsilon in (0.0, -1.0, 1.0, float("nan"), float("inf")):
+        node.attribute[0].f = epsilon
+        refused(model, "attribute epsilon of LayerNormalization out of bounds")
+    node.attribute[0].CopyFrom(helper.make_attribute("epsilon", 1))
+    refused(model, "attribute epsilon of LayerNormalization has another type")
+    node.attribute[0].CopyFrom(helper.make_attribute("axis", 0.5))
+    refused(model, "attribute 'axis' of LayerNormalization")
 
 
 def test_external_data(model: onnx.ModelProto) -> None:

@@ -343,10 +343,11 @@ def test_only_one_sends_from_a_spool(tmp_path: Path) -> None:
     with two.sending() as again:
         assert again
     two.scan()
-    found = two.oldest()
+    found = two.next()
     assert found is not None
     two.remove(found[0])
-    assert one.oldest() is None  # the other one sent it
+    one.scan()
+    assert one.next() is None  # the other one sent it
     assert len(one) == 0
 
 

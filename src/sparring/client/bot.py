@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 
 from sparring.client.convert import to_action, to_feed, to_feeds
-from sparring.client.onnx_check import check
+from sparring.client.onnx_check import check, require_noise
 from sparring.client.recorder import Acted, Recorder
 from sparring.errors import InputError
 from sparring.games import Box, Discrete, Game
@@ -197,8 +197,14 @@ def _session(data: bytes) -> tuple[Any, tuple[type[Exception], ...]]:
     broken: tuple[type[Exception], ...] = (*kinds, RuntimeError, ValueError)
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = options.inter_op_num_threads = 1
-    options.log_severity_level = 3
+    levels = onnxruntime.GraphOptimizationLevel
     try:
+        # It warns that `noise` has a default, which is meant, and can only hide all of its warnings. So it says them
+        # about the file without that default. (To play with that one would cost a tenth of each greedy act.)
+        options.graph_optimization_level = levels.ORT_DISABLE_ALL
+        onnxruntime.InferenceSession(require_noise(data), options, providers=["CPUExecutionProvider"])
+        options.graph_optimization_level = levels.ORT_ENABLE_ALL
+        options.log_severity_level = 3
         return onnxruntime.InferenceSession(data, options, providers=["CPUExecutionProvider"]), broken
     except broken as error:
         raise InputError(f"ONNX Runtime cannot load the policy: {error}") from error

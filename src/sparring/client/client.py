@@ -67,7 +67,7 @@ class Player(Recorder):
 class Client:
     """`game`: the name of a game that the server knows, or a Game (or the path of its JSON) to register there.
 
-    url             a gateway's, or a stream's: kinesis://NAME?region=…
+    url             a gateway's, or a stream's: kinesis://NAME?region=…; behind a proxy that asks: https://USER:PASSWORD@…
     models          with a stream: a gateway's address, for bots; a stream has none
     registry        address of a public registry (https://…) to get bots from; if none, they come from the server
     directory       where unsent play and downloaded bots are kept; $SPARRING_CLIENT_DIR or ~/.sparring/client if none
@@ -117,7 +117,7 @@ class Client:
         self._uploader = Uploader(
             self._server,
             self.game,
-            Spool(self.directory / "spool", spool_bytes),
+            Spool(self.directory / "spool", spool_bytes, self._notices),
             declared=declared is not None,
             registered=registered,
             queue_bytes=queue_bytes,
@@ -280,9 +280,9 @@ def public_bot(
             published.latest(game, model, None) if version is None else (published.manifest(game, model, version), "")
         )
         if found is None:
-            raise InputError(f"{registry} has no version of {game}'s {model!r} yet")
+            raise InputError(f"{published.url} has no version of {game}'s {model!r} yet")
         spec = found[0].game
-        place = _root(directory) / _folder(registry) / game / "bots"
+        place = _root(directory) / _folder(published.url) / game / "bots"
         policy = Models(published, spec, place, Notices()).load(found[0])
     finally:
         published.close()

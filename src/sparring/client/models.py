@@ -4,20 +4,21 @@ Whatever goes wrong on the way, the version that is here goes on playing.
 """
 
 import hashlib
+import re
 import time
 from pathlib import Path
 
 import msgspec
 
 from sparring.client.bot import Loaded, Policy, RandomPlay
-from sparring.client.notices import Notices, log
+from sparring.client.notices import Notices, attempt, describe, log
 from sparring.client.published import Published
 from sparring.client.server import Unavailable
 from sparring.client.spool import write_whole
 from sparring.errors import InputError
 from sparring.games import Game
 from sparring.games.spec import NAME
-from sparring.registry.manifest import Manifest
+from sparring.registry.manifest import FileInfo, Manifest
 
 __all__ = ["Models", "Newest"]
 
@@ -25,6 +26,7 @@ FILE = "policy.onnx"
 MAX_FILE = 1 << 30
 KEEP = 8  # files of one game on disk
 MAX_DELAY = 300.0
+SHA256 = re.compile("[0-9a-f]{64}")
 
 
 class Models:
@@ -44,10 +46,8 @@ class Models:
                 f"version {manifest.version} of {manifest.model!r} is for schema {manifest.game.schema}, "
                 f"this client's game has {self.game.schema}"
             )
-        info = manifest.files.get(FILE)
-        if info is None or not 0 < info.size <= MAX_FILE:
-            raise InputError(f"version {manifest.version} of {manifest.model!r} has no {FILE} of a sensible size")
-        path = self.directory / f"{info.sha256[:64]}.onnx"
+        info = self._info(manifest)
+        path = self.directory / f"{info.sha256}.onnx"
         data = self._cached(path, info.sha256)
         if data is None:
             data = self._download(manifest, info.sha256, info.size)
@@ -68,15 +68,24 @@ class Models:
         """The version that was last in use here, without asking the server."""
         try:
             manifest = msgspec.json.decode((self.directory / f"{model}.json").read_bytes(), type=Manifest)
-            info = manifest.files[FILE]
-            if self._cached(self.directory / f"{info.sha256[:64]}.onnx", info.sha256) is None:
+            info = self._info(manifest)
+            if self._cached(self.directory / f"{info.sha256}.onnx", info.sha256) is None:
                 return None
             return self.load(manifest)
         except FileNotFoundError:
             return None
-        except (OSError, msgspec.MsgspecError, KeyError, InputError) as error:
+        except (OSError, msgspec.MsgspecError, UnicodeDecodeError, RecursionError, InputError) as error:
             self.notices.warn(f"the bot kept in {self.directory} is of no use: {error}")
             return None
+
+    def _info(self, manifest: Manifest) -> FileInfo:
+        """Of the policy's file. Its sha256 becomes a file's name here."""
+        which, info = f"version {manifest.version} of {manifest.model!r}", manifest.files.get(FILE)
+        if info is None or not 0 < info.size <= MAX_FILE:
+            raise InputError(f"{which} has no {FILE} of a sensible size")
+        if not SHA256.fullmatch(info.sha256):
+            raise InputError(f"{which} has a {FILE} whose sha256 is {info.sha256[:80]!r}: that is none")
+        return info
 
     def _download(self, manifest: Manifest, sha256: str, size: int) -> bytes:
         data = self.published.file(manifest, FILE, size)
@@ -121,14 +130,13 @@ class Newest:
             self.refresh()
 
     def refresh(self) -> None:
-        """Never raises: a failure is told once, and tried again later."""
-        try:
-            self._look()
-            self._failures = 0
-        except (Unavailable, InputError) as error:
-            self._failures += 1
+        """Never raises, whatever the server, the file or ONNX Runtime does: it is told once, and tried again later."""
+        error = attempt(self._look)
+        self._failures = 0 if error is None else self._failures + 1
+        if error is not None:
+            why = str(error) if isinstance(error, Unavailable | InputError) else describe(error)
             kept = f"version {self.policy.version} of {self.policy.model!r} goes on playing"
-            self._models.notices.warn(f"no newer bot for now: {error} ({kept})")
+            self._models.notices.warn(f"no newer bot for now: {why} ({kept})")
         self._due = time.monotonic() + min(MAX_DELAY, self._every * 2 ** min(self._failures, 10))
 
     def _look(self) -> None:

@@ -3,9 +3,12 @@
 import logging
 import re
 import threading
+from collections.abc import Callable
+from typing import TypeVar
 
-__all__ = ["Notices", "log"]
+__all__ = ["Notices", "attempt", "describe", "log"]
 
+T = TypeVar("T")
 log = logging.getLogger("sparring.client")
 MAX_REMEMBERED = 1000
 MAX_LENGTH = 2000
@@ -26,3 +29,25 @@ class Notices:
                 return
             self._said.add(key)
         log.warning(message)
+
+    def guard(self, what: str, job: Callable[[], T]) -> T | None:
+        """Does a background thread's work, which must not end the thread: whatever goes wrong is told once."""
+        done = attempt(job)
+        if not isinstance(done, Exception):
+            return done
+        self.warn(f"{what} failed: {describe(done)}. It is tried again later")
+        return None
+
+
+def attempt(job: Callable[[], T]) -> T | Exception:
+    """What the job returns or, whatever it is, raises; its traceback is in the log for those who debug."""
+    try:
+        return job()
+    except Exception as error:
+        log.debug("%s", error, exc_info=True)
+        return error
+
+
+def describe(error: Exception) -> str:
+    """With its kind: unforeseen errors often say little else."""
+    return f"{type(error).__name__}: {error}"

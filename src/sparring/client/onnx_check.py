@@ -6,12 +6,13 @@ other one. It does not bound how much a graph of allowed operators computes.
 """
 
 import math
+import struct
 from collections.abc import Iterator
 from typing import NamedTuple
 
 from sparring.errors import InputError
 
-__all__ = ["OPERATORS", "check"]
+__all__ = ["OPERATORS", "check", "require_noise"]
 
 MAX_BYTES = 256 << 20
 MAX_FIELDS = 500_000  # in all: a policy with a hundred action parts has some 10,000
@@ -34,6 +35,7 @@ OPERATORS: dict[str, tuple[str, ...]] = {
     "Gather": ("axis",),
     "GatherElements": ("axis",),
     "Gemm": (),
+    "LayerNormalization": ("epsilon",),
     "Less": (),
     "Log": (),
     "LogSoftmax": ("axis",),
@@ -58,8 +60,9 @@ OPERATORS: dict[str, tuple[str, ...]] = {
 # Bytes per element, by ONNX's number of the type: float32, uint8, int8, int16, int32, int64, bool, float64.
 ELEMENTS = {1: 4, 2: 1, 3: 1, 5: 2, 6: 4, 7: 8, 9: 1, 11: 8}
 
-INT, INTS = 2, 7  # types of attributes
-NUMBER, BYTES = 0, 2  # wire types; we need no others
+FLOAT, INT, INTS = 1, 2, 7  # types of attributes
+FRACTIONS = {("LayerNormalization", "epsilon")}  # attributes that are a FLOAT; all others are whole numbers
+NUMBER, BYTES, FOUR_BYTES = 0, 2, 5  # wire types; we need no others
 
 
 class Known(NamedTuple):
@@ -97,6 +100,7 @@ NODE = {
 }
 ATTRIBUTE = {
     1: Known("name"),
+    2: Known("f", FOUR_BYTES),
     3: Known("i", NUMBER),
     8: Known("ints", NUMBER, many=True),
     20: Known("type", NUMBER),
@@ -134,6 +138,34 @@ def check(data: bytes) -> None:
         Check().model(memoryview(data))
     except Refused as refused:
         raise InputError(f"not a policy we load: {refused}") from refused
+
+
+def require_noise(data: bytes) -> bytes:
+    """A checked policy without the default of its input `noise`, which then has to be given."""
+    reader = Check()
+    parts = []
+    for number, wire, value in reader.fields(memoryview(data)):
+        if MODEL[number].name == "graph" and not isinstance(value, int):
+            value = memoryview(
+                b"".join(_field(*field) for field in reader.fields(value) if not reader.is_noise(*field))
+            )
+        parts.append(_field(number, wire, value))
+    return b"".join(parts)
+
+
+def _field(number: int, wire: int, value: int | memoryview) -> bytes:
+    if isinstance(value, int):
+        return _to_varint(number << 3 | wire) + _to_varint(value)
+    return _to_varint(number << 3 | wire) + (_to_varint(len(value)) if wire == BYTES else b"") + value
+
+
+def _to_varint(value: int) -> bytes:
+    out = bytearray()
+    while value > 0x7F:
+        out.append(value & 0x7F | 0x80)
+        value >>= 7
+    out.append(value)
+    return bytes(out)
 
 
 class Refused(Exception):
@@ -186,6 +218,12 @@ class Check:
             raise Refused("no operator set")
         self._graph(model.view("graph"))
 
+    def is_noise(self, number: int, wire: int, value: int | memoryview) -> bool:
+        """Whether a graph's field is the default of `noise`."""
+        if GRAPH[number].name != "initializer" or isinstance(value, int):
+            return False
+        return self._read("tensor", TENSOR, value).text("name") == "noise"
+
     def _graph(self, data: memoryview) -> None:
         graph = self._read("graph", GRAPH, data)
         for view in graph.views.get("node", []):
@@ -203,12 +241,19 @@ class Check:
         for view in node.views.get("attribute", []):
             attribute = self._read("attribute", ATTRIBUTE, view)
             name = attribute.text("name")
-            if name not in OPERATORS[operator] or attribute.number("type") not in (INT, INTS):
+            if name not in OPERATORS[operator]:
                 raise Refused(f"attribute {name[:50]!r} of {operator}")
-            least = 1 if operator == "Conv" else 0
-            values = [*attribute.numbers.get("i", []), *attribute.numbers.get("ints", [])]
-            if not all(least <= value < MAX_NUMBER for value in values):
-                raise Refused(f"attribute {name} of {operator} out of bounds")
+            self._attribute(operator, name, attribute)
+
+    def _attribute(self, operator: str, name: str, attribute: Message) -> None:
+        fraction = (operator, name) in FRACTIONS
+        if attribute.number("type") not in ((FLOAT,) if fraction else (INT, INTS)):
+            raise Refused(f"attribute {name} of {operator} has another type than ours")
+        values = [*attribute.numbers.get("i", []), *attribute.numbers.get("ints", [])]
+        least = 1 if operator == "Conv" else 0
+        sane = 0 < struct.unpack("<f", attribute.view("f"))[0] < 1 if fraction else True
+        if not sane or not all(least <= value < MAX_NUMBER for value in values):
+            raise Refused(f"attribute {name} of {operator} out of bounds")
 
     def _tensor(self, data: memoryview) -> None:
         tensor = self._read("tensor", TENSOR, data)
@@ -231,7 +276,7 @@ class Check:
 
     def _read(self, what: str, known: dict[int, Known], data: memoryview) -> Message:
         message = Message(what)
-        for number, wire, value in self._fields(data):
+        for number, wire, value in self.fields(data):
             field = known.get(number)
             if field is None or field.wire != wire:
                 raise Refused(REFUSED.get((what, number), f"a {what} with an unknown field ({number})"))
@@ -246,7 +291,7 @@ class Check:
                 raise Refused(f"a {what} with two of {field.name}")
         return message
 
-    def _fields(self, data: memoryview) -> Iterator[tuple[int, int, int | memoryview]]:
+    def fields(self, data: memoryview) -> Iterator[tuple[int, int, int | memoryview]]:
         at = 0
         while at < len(data):
             self.fields_left -= 1
@@ -254,16 +299,17 @@ class Check:
                 raise Refused("too many parts")
             tag, at = _varint(data, at)
             number, wire = tag >> 3, tag & 7
-            value, at = _varint(data, at)
-            if wire == NUMBER:
-                yield number, wire, value
-            elif wire == BYTES:
-                if value > len(data) - at:
-                    raise Refused("it is cut off")
-                yield number, wire, data[at : at + value]
-                at += value
-            else:
+            if wire not in (NUMBER, BYTES, FOUR_BYTES):
                 yield number, wire, 0  # refused by whoever asked: no field of ours looks like this
+                return
+            size, at = (4, at) if wire == FOUR_BYTES else _varint(data, at)
+            if wire == NUMBER:
+                yield number, wire, size
+                continue
+            if size > len(data) - at:
+                raise Refused("it is cut off")
+            yield number, wire, data[at : at + size]
+            at += size
 
 
 def _varint(data: memoryview, at: int) -> tuple[int, int]:

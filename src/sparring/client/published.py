@@ -53,6 +53,7 @@ class OfBucket:
 
     def __init__(self, url: str, timeout: float = 10.0) -> None:
         self._bucket = Server(url, timeout)
+        self.url = self._bucket.url  # without a login
 
     def latest(self, game: str, model: str, etag: str | None) -> tuple[Manifest, str | None] | None:
         answer = self._get("games", game, "models", model, "latest.json", headers=_unless(etag))

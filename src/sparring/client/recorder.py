@@ -5,6 +5,7 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from operator import index
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -131,7 +132,11 @@ class Recorder:
             last = self.last_act
             acted = last[1] if last is not None and last[0] == chosen else None
         self.last_act = None
-        by = (None, False) if acted is None else ((acted.model, acted.version), acted.log_prob is not None)
+        try:
+            by = (None, False) if acted is None else ((acted.model, acted.version), acted.log_prob is not None)
+            log_prob = float(acted.log_prob) if acted is not None and acted.log_prob is not None else None
+        except (AttributeError, TypeError, ValueError) as error:
+            raise InputError(f"acted: expected Acted(model, version, log_prob), got {acted!r}") from error
         with self._lock:
             if self._action and (by != self._by or before != self._obs[-1]):
                 self._cut()  # a fragment has one actor, and each observation is what the action before it led to
@@ -140,8 +145,8 @@ class Recorder:
             self._obs.append(after)
             self._action.append(chosen)
             self._reward.append(gain)
-            if acted is not None and acted.log_prob is not None:
-                self._log_prob.append(acted.log_prob)
+            if log_prob is not None:
+                self._log_prob.append(log_prob)
             self._time = time.time()
             self._step += 1
             if terminated or truncated:
@@ -164,10 +169,10 @@ class Recorder:
                 self._cut()
 
     def _open(self, first: bytes, by: tuple[tuple[str, int] | None, bool]) -> None:
+        self._by = _plain(by[0]), by[1]
         if self._step == 0:
             self._episode = new_id()
         self._obs.append(first)
-        self._by = by
         self._since = time.monotonic()
 
     def _cut(self, terminated: bool = False, truncated: bool = False) -> None:
@@ -196,3 +201,17 @@ class Recorder:
         self._action: list[bytes] = []
         self._reward: list[float] = []
         self._log_prob: list[float] = []
+
+
+def _plain(by: tuple[str, int] | None) -> tuple[str, int] | None:
+    """With a plain number: NumPy's does not go into a request, and by then nobody knows whose it was."""
+    if by is None:
+        return None
+    try:
+        by[0].encode()
+        version = index(by[1])
+    except (AttributeError, TypeError, ValueError) as error:
+        raise InputError(f"acted: expected a model's name and a whole number, got {by}: {error}") from error
+    if not 0 <= version < 1 << 53:
+        raise InputError(f"acted: {version} is no version of a model")
+    return by[0], version

@@ -8,7 +8,7 @@ import email.utils
 import time
 from dataclasses import dataclass
 from typing import Any, TypeVar
-from urllib.parse import quote, urlsplit
+from urllib.parse import quote, unquote, urlsplit, urlunsplit
 
 import msgspec
 import urllib3
@@ -78,6 +78,11 @@ class Server:
             usable = False
         if not usable:
             raise InputError(f"{url!r} is not a server's address: write it like http://127.0.0.1:8400")
+        self._headers = {"User-Agent": f"sparring-client/{__version__}"}
+        if parts.username is not None:  # for a proxy that asks; it is no part of what is shown, logged and kept
+            login = f"{unquote(parts.username)}:{unquote(parts.password or '')}"
+            self._headers |= urllib3.make_headers(basic_auth=login)
+            url = urlunsplit(parts._replace(netloc=parts.netloc.rpartition("@")[2]))
         self.url = url.rstrip("/")
         self.timeout = timeout
         self._pool = urllib3.PoolManager(maxsize=4, retries=False)
@@ -130,7 +135,7 @@ class Server:
             method,
             url,
             body=body,
-            headers={"User-Agent": f"sparring-client/{__version__}", **(headers or {})},
+            headers={**self._headers, **(headers or {})},
             timeout=urllib3.Timeout(connect=min(CONNECT_TIMEOUT, seconds), read=seconds),
             redirect=False,
             preload_content=False,
@@ -158,6 +163,8 @@ class Server:
         if problem is not None and 400 <= status < 500 and status not in PASSING:
             raise Refused(problem)
         detail = problem.detail if problem is not None else "an answer that is not a Sparring server's"
+        if status in (401, 407):
+            detail = "it asks for a login, or knows not this one: write it into the address, https://USER:PASSWORD@…"
         raise Unavailable(f"{self.url} answered {status}: {detail}", wait, status)
 
 

@@ -3,13 +3,18 @@
 Files are only ever added, read and removed, so several processes may share a directory; a lock lets one of them send.
 """
 
+import errno
+import math
 import os
+import stat
 import sys
 import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+
+from sparring.client.notices import Notices
 
 __all__ = ["Spool", "write_whole"]
 
@@ -20,10 +25,13 @@ STALE = 3600.0
 class Spool:
     """`limit` bounds the bytes on disk: the oldest files make room for the newest."""
 
-    def __init__(self, directory: Path, limit: int) -> None:
+    def __init__(self, directory: Path, limit: int, notices: Notices | None = None) -> None:
         self.directory = directory
         self.limit = limit
+        self._notices = notices or Notices()
         self._files: deque[Path] = deque()  # oldest first; what this process knows of
+        self._failures: dict[Path, int] = {}  # of files that could not be sent
+        self._aside: dict[Path, float] = {}  # until when
         self._bytes = 0
         self._fragments = 0
         self._last_name = 0
@@ -55,21 +63,33 @@ class Spool:
         self._fragments += fragments
         return dropped
 
-    def oldest(self) -> tuple[Path, bytes, int] | None:
-        """Path, body and number of fragments of the file to send next."""
-        while self._files:
-            path = self._files[0]
-            try:
-                return path, path.read_bytes(), _count(path)
-            except FileNotFoundError:
-                self.remove(path)  # another process was quicker
-        return None
+    def next(self, aside: bool = False) -> tuple[Path, int] | None:
+        """The oldest file and its number of fragments, of those that were set aside (and are due again) or of the
+        others."""
+        now = time.monotonic()
+        due = (p for p in self._files if (self._aside.get(p, math.inf) <= now if aside else p not in self._aside))
+        return next(((path, _count(path)) for path in due), None)
 
-    def postpone(self, path: Path) -> None:
-        """To the end of the row."""
-        body = path.read_bytes()
-        self.put(body, _count(path))
-        self.remove(path)
+    def failed(self, path: Path) -> int:
+        """Notes that it could not be sent; how often that was so."""
+        self._failures[path] = self._failures.get(path, 0) + 1
+        return self._failures[path]
+
+    def set_aside(self, path: Path, seconds: float) -> None:
+        """The others go first, and it waits for so long. Its place in the row stays."""
+        self._aside[path] = time.monotonic() + seconds
+
+    def wake(self) -> None:
+        """Nothing is set aside any more."""
+        self._aside.clear()
+
+    def divide(self, path: Path, halves: Sequence[tuple[bytes, int]]) -> None:
+        """Puts two files, with their numbers of fragments, into the place of one; raises OSError."""
+        stamp = path.stem.rpartition("-")[0] or path.stem
+        for letter, (body, fragments) in zip("ab", halves, strict=True):
+            write_whole(path.with_name(f"{stamp}{letter}-{fragments}.batch"), body, sync=True)
+        path.unlink()
+        self.scan()
 
     def remove(self, path: Path) -> None:
         try:
@@ -81,6 +101,8 @@ class Spool:
             self._files.remove(path)
             self._bytes = max(0, self._bytes - _blocks(size))
             self._fragments -= _count(path)
+        self._failures.pop(path, None)
+        self._aside.pop(path, None)
 
     def scan(self) -> None:
         """Looks at the directory again: other processes leave files there too."""
@@ -91,16 +113,23 @@ class Spool:
             entries = []  # none yet; if nothing can be put there either, `put` says so
         for entry in entries:
             try:
-                status = entry.stat()
+                status = entry.stat(follow_symlinks=False)
                 if entry.name.endswith(".batch"):
+                    if not stat.S_ISREG(status.st_mode):
+                        self._notices.warn(f"{entry.path} is not a file: it is no play of ours, and is left alone")
+                        continue
                     found.append(Path(entry.path))
                     total += _blocks(status.st_size)
                 elif entry.name.endswith(".part") and now - status.st_mtime > STALE:
                     os.unlink(entry.path)
             except FileNotFoundError:
                 continue  # sent by another process meanwhile
+            except OSError as error:
+                self._notices.warn(f"cannot look at {entry.path}: {error}")
         self._files, self._bytes = deque(found), total
         self._fragments = sum(map(_count, found))
+        self._failures = {path: self._failures[path] for path in found if path in self._failures}
+        self._aside = {path: self._aside[path] for path in found if path in self._aside}
 
     @contextmanager
     def sending(self) -> Iterator[bool]:
@@ -116,7 +145,8 @@ class Spool:
 
 
 def write_whole(path: Path, data: bytes, sync: bool = False) -> None:
-    """A reader sees the whole file or none, also after a crash."""
+    """A reader sees the whole file or none, also after a crash; with `sync` it is there after one."""
+    made = [folder for folder in (path.parent, *path.parent.parents) if not folder.exists()] if sync else []
     path.parent.mkdir(parents=True, exist_ok=True)
     part = path.with_name(f"{path.name}.{os.getpid()}.part")
     try:
@@ -129,6 +159,23 @@ def write_whole(path: Path, data: bytes, sync: bool = False) -> None:
     except OSError:
         part.unlink(missing_ok=True)
         raise
+    if sync:
+        for folder in (path.parent, *(folder.parent for folder in made)):
+            _sync_names(folder)
+
+
+def _sync_names(directory: Path) -> None:
+    """A file's name is its directory's, which has to reach the disk as well."""
+    if sys.platform == "win32":
+        return  # it cannot open directories; NTFS keeps names in a journal
+    fd = os.open(directory, os.O_RDONLY)
+    try:
+        os.fsync(fd)
+    except OSError as error:
+        if error.errno not in (errno.EINVAL, errno.ENOTSUP):  # some network filesystems do not know it
+            raise
+    finally:
+        os.close(fd)
 
 
 def _count(path: Path) -> int:

@@ -5,11 +5,13 @@ import random
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 from sparring.api import Rejected, Uploaded
-from sparring.client.notices import Notices, log
+from sparring.client.notices import Notices, attempt, describe, log
 from sparring.client.recorder import Cut
 from sparring.client.server import Refused, Server, Unavailable
 from sparring.client.spool import Spool
@@ -25,6 +27,9 @@ MAX_FRAGMENTS = 50
 MAX_BYTES = 2 << 20  # of a request before compression; a single larger fragment goes alone
 SPOOL_AFTER = 5.0  # while the server is away: seconds that a kill of the process may cost
 FIRST_DELAY, MAX_DELAY = 0.5, 60.0
+TRIES = 3  # so often a file may fail before others go first
+ASIDE, MAX_ASIDE = 30.0, 600.0  # seconds that it then waits
+TOO_LARGE = 413
 RESCAN = 10.0
 HEADERS = {"Content-Type": "application/msgpack", "Content-Encoding": "gzip"}
 
@@ -49,6 +54,10 @@ def register(server: Server, game: Game, timeout: float | None = None) -> Game:
 
 
 JSON = {"Content-Type": "application/json"}
+
+
+class Unforeseen(Unavailable):
+    """Not the server's answer, but an error of ours on the way to it."""
 
 
 class Uploader:
@@ -79,7 +88,11 @@ class Uploader:
         self._retry_at = 0.0  # our own patience; `flush` and `close` have less
         self._not_before = 0.0  # what the server asked for
         self._next_scan = time.monotonic() + RESCAN
+        self._most = MAX_FRAGMENTS  # of a request: a proxy may take less than the server
+        self._doubt = False  # whether the server is there: the newest upload failed
+        self._next_wake = 0.0
         self._hurry = False
+        self._wake = False  # files that were set aside are to be tried now
         self._deadline: float | None = None  # of a close
         self._abandoned = False
         self._thread = threading.Thread(target=self._run, name="sparring-upload", daemon=True)
@@ -119,7 +132,7 @@ class Uploader:
     def flush(self, timeout: float) -> bool:
         """Waits until everything is with the server; False when that did not happen in time."""
         with self._changed:
-            self._hurry, self._retry_at = True, 0.0
+            self._hurry, self._wake, self._retry_at = True, True, 0.0
             self._changed.notify_all()
             return self._changed.wait_for(self._idle, timeout)
 
@@ -142,7 +155,8 @@ class Uploader:
             self._queued_bytes = 0
         while left:
             batch, left = left[:MAX_FRAGMENTS], left[MAX_FRAGMENTS:]
-            self._keep(_body([cut.fragment() for cut in batch]), batch)
+            if body := self._pack(batch):
+                self._keep(body, batch)
 
     # From here on: the background thread.
 
@@ -152,8 +166,8 @@ class Uploader:
             with self._changed:
                 if not (again or self._hurry or self._deadline):
                     self._changed.wait(TICK)
-            self._tick()
-            sent = self._send()
+            self._notices.guard("the client's work in the background", self._tick)
+            sent = bool(self._notices.guard("sending play", self._send))
             with self._changed:
                 # One request per turn, so that the tick gets its turn however fast the game is.
                 again = sent and (self._full() or bool(self._spool))
@@ -168,7 +182,8 @@ class Uploader:
             self._spill()
             return False
         try:
-            return self._send_one()
+            with _foreseen():
+                return self._send_one()
         except Unavailable as error:
             self._failed(error)
             self._spill()
@@ -179,71 +194,128 @@ class Uploader:
         return now < max(self._retry_at, self._not_before) or (self._deadline is not None and now >= self._deadline)
 
     def _send_one(self) -> bool:
-        """The oldest file on disk, else the oldest cuts in memory. False: there is neither."""
+        """The oldest file on disk, else the oldest cuts in memory, else a file that failed. False: there is none."""
         if self._queued_bytes > self._limit // 2:
             self._spill()  # the server is slower than the game: better on disk than over the bound
         if time.monotonic() > self._next_scan:
             self._spool.scan()
             self._next_scan = time.monotonic() + RESCAN
-        stumbled = None
-        try:
-            if self._spool and self._send_file():
-                return True
-        except Unavailable as error:
-            if error.status != 500:
-                raise
-            stumbled = error  # perhaps over this one file only: what is in memory gets its chance
-        sent = self._send_queued()
-        if stumbled is not None:
-            raise stumbled
-        if not sent:
-            self._probe()
-        return sent
+        if self._wake:
+            self._wake = False
+            self._spool.wake()
+        if self._send_file() or self._send_queued() or self._send_file(aside=True):
+            return True
+        self._probe()
+        return False
 
     def _send_queued(self) -> bool:
-        batch = self._take()
-        if not batch:
+        batch = self._take(self._most)
+        if not (body := self._pack(batch)):
             return False
-        body = _body([cut.fragment() for cut in batch])
         try:
             self._deliver(body, len(batch))
-        except Unavailable:
-            if not self._abandoned and self._keep(body, batch):
+        except Unavailable as error:
+            if self._abandoned:
+                raise
+            if error.status == TOO_LARGE and len(batch) > 1:
+                self._most = len(batch) // 2
+                self._put_back(batch)
+                return True
+            if self._keep(body, batch):
                 self._landed()
+                if error.status == TOO_LARGE:
+                    return True
+            elif _own_fault(error):
+                with self._changed:
+                    self._queue.rotate(-len(batch))  # there is no disk: others go first
             raise
         self._landed()
+        self._most = min(self._most + 1, MAX_FRAGMENTS)
         return True
 
-    def _send_file(self) -> bool:
-        """False: another process is sending, or has sent, what is there."""
+    def _send_file(self, aside: bool = False) -> bool:
+        """False: there is none, or another process is sending what is there."""
+        if self._spool.next(aside) is None:
+            return False
         try:
             with self._spool.sending() as mine:
-                found = self._spool.oldest() if mine else None
+                found = self._spool.next(aside) if mine else None
                 if found is None:
                     return False
-                path, body, count = found
+                path, count = found
                 try:
-                    self._deliver(body, count)
+                    self._deliver_file(path, count)
+                except FileNotFoundError:
+                    self._spool.remove(path)  # another process was quicker
                 except Unavailable as error:
-                    if error.status == 500:
-                        self._spool.postpone(path)  # it must not block the others for ever
-                    raise
-                self._spool.remove(path)
+                    self._stuck(path, error)
+                except OSError as error:
+                    self._stuck(path, Unforeseen(f"cannot work with {path}: {error}"))
                 return True
         except OSError as error:
             self._notices.warn(f"cannot read {self._spool.directory}: {error}")
             return False
 
-    def _take(self) -> list[Cut]:
+    def _deliver_file(self, path: Path, count: int) -> None:
+        """Sends it and removes it. One that is too large is divided instead, and its halves have their turns next."""
+        body = path.read_bytes()
+        try:
+            self._deliver(body, count)
+        except Unavailable as error:
+            if error.status != TOO_LARGE or (fragments := _fragments(body)) is None or len(fragments) < 2:
+                raise
+            half = len(fragments) // 2
+            parts = fragments[:half], fragments[half:]
+            self._spool.divide(path, [(_body(part), len(part)) for part in parts])
+        else:
+            self._spool.remove(path)
+
+    def _stuck(self, path: Path, error: Unavailable) -> None:
+        """A file that could not be sent. It does not block the others for ever: after a few tries, or at once when it
+        seems to be its own fault, they go first. Raises the error when the server may be away."""
+        tries = self._spool.failed(path)
+        if tries < TRIES and not _own_fault(error):
+            raise error
+        self._spool.set_aside(path, min(MAX_ASIDE, ASIDE * 2 ** min(max(tries - TRIES, 0), 20)))
+        if error.status != TOO_LARGE:
+            doubt, self._doubt = self._doubt, True
+            if doubt:
+                raise error
+        self._tell(error)
+        if error.retry_after is not None:
+            self._not_before = time.monotonic() + error.retry_after
+
+    def _take(self, most: int = MAX_FRAGMENTS) -> list[Cut]:
         """Moves up to a request's worth of cuts from the queue to `_in_flight`."""
         with self._changed:
             size = 0
-            while self._queue and len(self._in_flight) < MAX_FRAGMENTS:
+            while self._queue and len(self._in_flight) < most:
                 size += self._queue[0].size
                 if self._in_flight and size > MAX_BYTES:
                     break
                 self._in_flight.append(self._queue.popleft())
             return list(self._in_flight)
+
+    def _put_back(self, batch: list[Cut]) -> None:
+        with self._changed:
+            self._queue.extendleft(reversed(batch))
+            self._in_flight = []
+
+    def _pack(self, batch: list[Cut]) -> bytes:
+        """A request's body. Cuts that cannot be packed leave the batch, told and counted; empty: no others are left."""
+        body = attempt(lambda: _body([cut.fragment() for cut in batch]) if batch else b"")
+        if not isinstance(body, Exception):
+            return body
+        tried = {cut.id: attempt(lambda cut=cut: _body([cut.fragment()])) for cut in batch}  # type: ignore[misc]
+        bad = {id: error for id, error in tried.items() if isinstance(error, Exception)}
+        for error in bad.values():
+            self._notices.warn(f"a fragment of play is dropped, it cannot be packed: {describe(error)}")
+        with self._changed:
+            self._queued_bytes -= sum(cut.size for cut in self._in_flight if cut.id in bad)
+            self._in_flight = [cut for cut in self._in_flight if cut.id not in bad]
+            self._stats = replace(self._stats, dropped=self._stats.dropped + len(bad))
+        batch[:] = [cut for cut in batch if cut.id not in bad]
+        return _body([cut.fragment() for cut in batch]) if batch else b""
 
     def _landed(self) -> None:
         """What was in flight is safe: with the server or on disk."""
@@ -252,25 +324,34 @@ class Uploader:
             self._in_flight = []
             self._changed.notify_all()
 
-    def _deliver(self, body: bytes, count: int, again: bool = True) -> None:
+    def _deliver(self, body: bytes, count: int) -> None:
         """Returns when each fragment is acknowledged or refused; raises Unavailable when neither is certain."""
+        with _foreseen():
+            try:
+                done = self._upload(body)
+            except Refused as error:
+                reasons = {refused.reason: refused for refused in error.problem.rejected}
+                done = Uploaded(0, 0, list(reasons.values()) or [Rejected(0, "", error.status, str(error))])
+            self._doubt = False
+            self._succeeded()
+            self._account(done, count)
+
+    def _upload(self, body: bytes, again: bool = True) -> Uploaded:
         if not self._registered:
             self._register()
         try:
             answer = self._server.request(
                 "POST", "games", self._game.name, "fragments", body=body, headers=HEADERS, timeout=self._timeout()
             )
-            done = answer.decode(Uploaded)
-        except Refused as error:
-            if error.status == 413 and count > 1:
-                return self._deliver_halves(body, count)
-            if error.status == 404 and self._declared and again:
+            return answer.decode(Uploaded)
+        except (Refused, Unavailable) as error:
+            if error.status == TOO_LARGE:  # whoever says so: often a proxy, with a page of its own
+                size = f"{len(body)} bytes are too large for {self._server.url}, or for a proxy before it"
+                raise Unavailable(f"{size}: raise its limit (docs/proxy.md)", status=TOO_LARGE) from error
+            if isinstance(error, Refused) and error.status == 404 and self._declared and again:
                 self._registered = False  # the server lost its games: teach it again
-                return self._deliver(body, count, again=False)
-            reasons = {refused.reason: refused for refused in error.problem.rejected}
-            done = Uploaded(0, 0, list(reasons.values()) or [Rejected(0, "", error.status, str(error))])
-        self._succeeded()
-        self._account(done, count)
+                return self._upload(body, again=False)
+            raise
 
     def _account(self, done: Uploaded, count: int) -> None:
         for rejected in done.rejected:
@@ -282,15 +363,6 @@ class Uploader:
                 duplicates=self._stats.duplicates + done.duplicates,
                 rejected=self._stats.rejected + max(0, count - done.accepted - done.duplicates),
             )
-
-    def _deliver_halves(self, body: bytes, count: int) -> None:
-        try:
-            fragments = wire.decode(wire.decompress(body, "gzip", 1 << 30))
-        except InputError as error:  # damaged on disk
-            return self._account(Uploaded(0, 0, [Rejected(0, "", 422, str(error))]), count)
-        half = len(fragments) // 2
-        for part in (fragments[:half], fragments[half:]):
-            self._deliver(_body(part), len(part))
 
     def _register(self) -> None:
         try:
@@ -321,15 +393,23 @@ class Uploader:
         if self._failures:
             log.info("%s is back", self._server.url)
             self._failures = 0
+            if time.monotonic() >= self._next_wake:  # what failed meanwhile need not have been at fault
+                self._next_wake = time.monotonic() + ASIDE
+                self._spool.wake()
 
     def _failed(self, error: Unavailable) -> None:
         self._failures += 1
+        self._doubt = True
         now = time.monotonic()
         if error.retry_after is not None:
             self._not_before = now + error.retry_after * random.uniform(1.0, 1.2)
         else:
             delay = min(MAX_DELAY, FIRST_DELAY * 2 ** min(self._failures - 1, 20))
             self._retry_at = now + delay * random.uniform(0.5, 1.5)
+        self._tell(error)
+
+    def _tell(self, error: Unavailable) -> None:
+        log.debug("not sent", exc_info=error)
         self._notices.warn(f"{error}. Play goes on; it is kept in {self._spool.directory} and sent later")
 
     def _spill(self) -> None:
@@ -344,7 +424,8 @@ class Uploader:
             batch = self._take()
             if not batch:
                 return
-            if not self._keep(_body([cut.fragment() for cut in batch]), batch):
+            body = self._pack(batch)
+            if body and not self._keep(body, batch):
                 return
             self._landed()
 
@@ -358,8 +439,7 @@ class Uploader:
                 if self._abandoned:
                     self._stats = replace(self._stats, dropped=self._stats.dropped + len(batch))
                     return False
-                self._queue.extendleft(reversed(batch))
-                self._in_flight = []
+            self._put_back(batch)
             return False
         if dropped:
             self._drop(dropped, f"{self._spool.directory} has reached its bound of {self._spool.limit} bytes")
@@ -382,3 +462,26 @@ class Uploader:
 
 def _body(fragments: list[Fragment]) -> bytes:
     return wire.compress(wire.encode(fragments))
+
+
+def _fragments(body: bytes) -> list[Fragment] | None:
+    try:
+        return wire.decode(wire.decompress(body, "gzip", 1 << 30))
+    except InputError:
+        return None  # damaged on disk
+
+
+def _own_fault(error: Unavailable) -> bool:
+    """Whether it seems to be about what was sent, and not about the server."""
+    return error.status in (500, TOO_LARGE) or isinstance(error, Unforeseen)
+
+
+@contextmanager
+def _foreseen() -> Iterator[None]:
+    """Whatever goes wrong within is Unavailable: to be told, and tried again later. The thread goes on."""
+    try:
+        yield
+    except Unavailable:
+        raise
+    except Exception as error:
+        raise Unforeseen(f"sending play failed unexpectedly ({describe(error)})") from error
