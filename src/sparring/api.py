@@ -1,14 +1,16 @@
 """The messages of the HTTP API under /v1, in and out. Clients, the gateway and the CLI share them; the OpenAPI document
 is made from them."""
 
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 
+from sparring.games.spec import NAME, told
 from sparring.registry.manifest import Manifest
 from sparring.store.protocol import PlayerStats, Stats
 
 __all__ = [
+    "MAX_OBSERVATIONS",
     "Act",
     "Actions",
     "CurvePoint",
@@ -21,6 +23,8 @@ __all__ = [
     "TrainerStatus",
     "Uploaded",
 ]
+
+MAX_OBSERVATIONS = 4096  # in one question
 
 
 class Problem(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -51,10 +55,10 @@ class Uploaded(msgspec.Struct, frozen=True):
 class Act(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Asks for actions. `obs`: a list of observations as in JSON fragments; in msgpack also the raw column."""
 
-    obs: list[Any] | bytes
+    obs: Annotated[list[Any], told(minItems=1, maxItems=MAX_OBSERVATIONS)] | Annotated[bytes, told(minLength=1)]
     schema: str | None = None
-    model: str = "bot"
-    version: int | None = None  # none: the latest
+    model: Annotated[str, told(pattern=f"^{NAME.pattern}$")] = "bot"
+    version: Annotated[int, msgspec.Meta(ge=1, lt=10**15)] | None = None  # none: the latest
     explore: bool = False
 
 
@@ -78,12 +82,13 @@ class TrainerStatus(msgspec.Struct, frozen=True):
 
     game: str
     algorithm: str
-    state: str  # "waiting for play", "training" (", but cannot publish: …"), "stopped", "failed: …"
+    state: str  # "waiting for play", "training" (", but cannot publish: …"), "paused", "stopped", "failed: …"
     updates: int = 0  # gradient steps so far
     updates_per_s: float = 0.0
     steps: int = 0  # steps of experience taken in
     lag: int = 0  # fragments stored but not taken in yet
-    window: int = 0  # transitions in the replay window
+    window: int = 0  # transitions in the replay window …
+    window_bytes: int = 0  # … and the memory that they take
     loss: float | None = None
     exploration: float | None = None
     evaluation: float | None = None  # mean return of the newest candidate, where the game can be simulated
@@ -104,6 +109,8 @@ class StreamStatus(msgspec.Struct, frozen=True):
     rejected: int = 0  # in quarantine, or not readable at all
     steps_per_s: float = 0.0  # of the newest batch
     lag: float = 0.0  # seconds behind the stream's writers; 0: caught up
+    retention: float = 0.0  # seconds that the stream keeps a record; 0: not known
+    missing: float = 0.0  # seconds of play that the stream forgot before it was read, since the first job
     updated: float = 0.0
 
     def behind(self, now: float) -> float:
@@ -147,6 +154,7 @@ class Snapshot(msgspec.Struct, frozen=True):
     curve: list[CurvePoint]  # at most 400
     trainer: TrainerStatus | None
     stream: StreamStatus | None = None  # none: uploads go to the store
+    paused: bool = False  # not trained; play is stored
 
 
 class VersionRow(msgspec.Struct, frozen=True):
@@ -170,6 +178,7 @@ class GameInfo(msgspec.Struct, frozen=True):
     steps: int
     latest: int | None
     return_mean: float | None
+    paused: bool = False
 
 
 for _kind in (Problem, Uploaded, Act, Actions, ModelInfo, TrainerStatus, Snapshot, GameInfo):

@@ -14,6 +14,7 @@ import msgspec
 import numpy as np
 import picture
 import pytest
+import urllib3
 from playwright.sync_api import Locator, Page, expect
 from stage import CARTPOLE, Platform, episode, snapshot, upload
 
@@ -284,6 +285,31 @@ def test_a_trainer_that_failed_or_went_silent_is_told(platform: Platform, open_p
         expect(state).to_have_text(re.compile("training, silent for 2\u202fmin"))
         platform.say(TrainerStatus(CARTPOLE.name, "dqn", "failed: the loss is not finite", updated=time.time()))
         expect(state).to_have_text("failed: the loss is not finite")
+
+
+def test_a_paused_game_is_told(platform: Platform, open_page: Callable[..., Page]) -> None:
+    play(platform)
+    platform.say(TrainerStatus(CARTPOLE.name, "dqn", "training", updated=time.time() - 125))
+    with platform.serve() as url:
+        page = open_page(url)
+        state = page.locator("#trainer-state")
+        expect(state).to_have_text(re.compile("silent"))
+        assert urllib3.request("POST", f"{url}/v1/games/{CARTPOLE.name}/pause").status == 200
+        expect(state).to_have_text("paused")
+        assert urllib3.request("POST", f"{url}/v1/games/{CARTPOLE.name}/resume").status == 200
+        expect(state).to_have_text(re.compile("silent"))
+
+
+def test_a_deleted_game_leaves_the_page(platform: Platform, open_page: Callable[..., Page]) -> None:
+    play(platform)
+    lander = Game("LunarLander-v3", Box((8,)), Discrete(4), env="LunarLander-v3")
+    platform.store.register(lander)
+    platform.store.append([episode(100, "neil", game=lander, reward=-2.5) for _ in range(3)])
+    with platform.serve() as url:
+        page = open_page(f"{url}/#game={CARTPOLE.name}")
+        live(page)
+        assert urllib3.request("DELETE", f"{url}/v1/games/{CARTPOLE.name}").status == 200
+        expect(figure(page, "Mean return")).to_have_text("−250.0")
 
 
 def test_the_stream_tells_how_far_its_job_is_behind(

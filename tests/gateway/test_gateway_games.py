@@ -43,11 +43,12 @@ def test_a_game_that_another_process_registered_is_found(api: Api, setup: Setup)
     [
         (b"", "not a game declaration"),
         (b"{}", "name"),
-        (b"[" * 100_000, "not a game declaration"),
+        (b"[" * 60_000, "not a game declaration"),
         (GAME.to_json().replace(b'"box"', b'"ball"'), "ball"),
         (GAME.to_json().replace(b"Tiny-v0", b"Other-v0"), "Other-v0"),
         (GAME.to_json().replace(b'"n": 2', b'"n": 0'), "n"),
         (json.dumps({**json.loads(GAME.to_json()), "surprise": 1}).encode(), "surprise"),
+        (json.dumps({**json.loads(GAME.to_json()), "players": 10**4000}).encode(), "players"),
     ],
 )
 def test_bad_declarations(api: Api, body: bytes, words: str) -> None:
@@ -65,7 +66,10 @@ def test_bad_names(api: Api, name: str) -> None:
 
 def test_a_declaration_needs_its_content_type_and_a_sane_size(api: Api) -> None:
     assert api.request("PUT", "/v1/games/A", b"{}", {"content-type": "text/plain"}).status == 415
-    assert api.request("PUT", "/v1/games/A", b" " * (2 << 20), JSON).status == 413
+    wide = {**json.loads(GAME.to_json()), "observation": {"type": "box", "shape": [20_000], "low": [0.5] * 20_000}}
+    for body in (b" " * (256 << 10 | 1), [b" " * 140_000] * 2, json.dumps({**wide, "name": "A"}).encode()):
+        reply = api.request("PUT", "/v1/games/A", body, JSON)
+        assert (reply.status, "fewer fields" in reply.json()["detail"]) == (413, True)
 
 
 def test_the_list_of_games_tells_how_they_do(api: Api) -> None:
@@ -128,15 +132,16 @@ def test_every_refusal_is_a_problem(api: Api, method: str, path: str, status: in
 
 
 def test_a_405_names_all_methods(api: Api) -> None:
-    assert api.request("POST", f"/v1/games/{GAME.name}").headers["allow"] == "GET, HEAD, PUT"
+    assert api.request("POST", f"/v1/games/{GAME.name}").headers["allow"] == "DELETE, GET, HEAD, PUT"
 
 
 def test_web_pages_of_other_origins_cannot_write(api: Api) -> None:
-    """No CORS header on anything that changes data, and a form's content types are refused."""
+    """No CORS header on anything that changes data, and a request with their Origin is refused."""
     origin = {"origin": "https://evil.example", "access-control-request-method": "POST"}
     address = f"/v1/games/{GAME.name}/fragments"
     preflight = api.request("OPTIONS", address, headers=origin)
     assert preflight.status == 405
     assert not any(name.startswith("access-control") for name in preflight.headers)
     written = api.request("POST", address, wire.encode([fragment()]), {**MSGPACK, **origin})
+    assert (written.status, "evil.example" in written.json()["detail"]) == (403, True)
     assert not any(name.startswith("access-control") for name in written.headers)

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import re
+import sys
 import threading
 import time
 from collections.abc import AsyncIterator, Callable
@@ -83,6 +84,42 @@ def test_versions_in_play() -> None:
         history.add(episode(number, ret, version))
     assert history.played == {1: (2, 6.0), 2: (1, 5.0), 3: (1, 9.0)}
     assert [p.version for p in history.curve] == [None, 1, 1, 3, 2]
+
+
+def test_versions_that_players_made_up_take_no_memory() -> None:
+    history = History()
+    history.newest = 5000
+    for version in (*range(1, 5001), *range(10**6, 10**6 + 5000), 2**53 - 1):
+        history.add(episode(1, 1.0, version))
+    assert len(history.played) <= live.MAX_PLAYED
+    assert max(history.played) == 5000
+    assert set(range(5000 - live.MAX_VERSIONS, 5001)) <= history.played.keys()
+    assert max(p.version for p in history.curve if p.version is not None) == 5000
+
+
+def test_rates_are_read_while_uploads_add_to_them() -> None:
+    """Snapshots are built in a thread, uploads are counted in the event loop."""
+    rate, stop, errors = Rate(), threading.Event(), list[Exception]()
+
+    def read() -> None:
+        while not stop.is_set():
+            try:
+                rate.per_second(10.0)
+            except RuntimeError as error:
+                errors.append(error)
+                return
+
+    reader, before = threading.Thread(target=read), sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        reader.start()
+        for second in range(100_000):
+            rate.add(1, 1, float(second))
+    finally:
+        sys.setswitchinterval(before)
+        stop.set()
+        reader.join()
+    assert errors == []
 
 
 def test_rates_are_over_the_last_seconds() -> None:

@@ -11,7 +11,7 @@ from gateway_api import GAME, JSON, Api, Setup
 
 from sparring.api import Act, Actions, ModelInfo
 from sparring.games import Box, Dict, Discrete, Game, MultiDiscrete
-from sparring.gateway import models
+from sparring.gateway import acting, models
 from sparring.networks.policy import Policy
 from sparring.networks.spec import Categorical, Dense, QValues, Squashed
 from sparring.registry.manifest import Manifest
@@ -105,7 +105,12 @@ def test_a_large_file_comes_whole(api: Api, setup: Setup, random_policy: Callabl
         "bot/1/files/manifest.json",
         "bot/2/files/policy.onnx",
         "../1/files/policy.onnx",
+        f"bot/{'9' * 5000}/manifest",
+        f"bot/{'1' * 5000}/files/policy.onnx",
+        f"bot/{'0' * 5000}1/manifest",
+        "bot/٣/manifest",
     ],
+    ids=lambda path: path[:40],
 )
 def test_what_is_not_there(api: Api, setup: Setup, policy: Policy, path: str) -> None:
     publish(setup, policy)
@@ -202,14 +207,15 @@ def test_every_kind_of_game_can_be_asked(
         ({}, 422, "obs"),
         ({"obs": []}, 422, "0 observations"),
         ({"obs": [[0, 0, 0, 0]] * 4097}, 422, "4097 observations"),
-        ({"obs": [0, 0, 0, 0]}, 422, "expected 4"),
-        ({"obs": [[0, 0, 0]]}, 422, "expected 1"),
+        ({"obs": [0, 0, 0, 0]}, 422, "a list of 4"),
+        ({"obs": [[0, 0, 0]]}, 422, "a list of 4"),
         ({"obs": [["a", 0, 0, 0]]}, 422, "obs"),
         ({"obs": [[None, 0, 0, 0]]}, 422, "obs"),
         ({"obs": [[11, 0, 0, 0]]}, 422, "above"),
         ({"obs": [[0, 0, 0, 0]], "schema": "x"}, 409, "schema"),
         ({"obs": [[0, 0, 0, 0]], "version": 9}, 404, "version 9"),
-        ({"obs": [[0, 0, 0, 0]], "version": -1}, 404, "version"),
+        ({"obs": [[0, 0, 0, 0]], "version": -1}, 422, "version"),
+        ({"obs": [[0, 0, 0, 0]], "version": 10**4000}, 422, "version"),
         ({"obs": [[0, 0, 0, 0]], "model": "nobody"}, 404, "nobody"),
         ({"obs": [[0, 0, 0, 0]], "model": "../x"}, 404, "../x"),
         ({"obs": [[0, 0, 0, 0]], "surprise": 1}, 422, "surprise"),
@@ -220,6 +226,27 @@ def test_bad_questions(api: Api, setup: Setup, policy: Policy, body: Any, status
     reply = api.request("POST", ACT, json.dumps(body).encode(), JSON)
     assert reply.status == status, reply.body
     assert words in reply.json()["detail"]
+
+
+def test_versions_that_do_not_exist_push_no_policy_out_of_memory(
+    api: Api, setup: Setup, policy: Policy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loads: list[int] = []
+
+    class Watched(acting.Loaded):
+        def __init__(self, data: bytes, game: Game, model: str, version: int) -> None:
+            loads.append(version)
+            super().__init__(data, game, model, version)
+
+    monkeypatch.setattr(acting, "Loaded", Watched)
+    publish(setup, policy)
+
+    def ask(version: int) -> int:
+        return api.request("POST", ACT, json.dumps({"obs": [[0, 0, 0, 0]], "version": version}).encode(), JSON).status
+
+    assert ask(1) == 200
+    assert {ask(version) for version in range(2, 2 * acting.MAX_LOADED)} == {404}
+    assert (ask(1), loads) == (200, [1])
 
 
 def test_bad_raw_questions(api: Api, setup: Setup, policy: Policy) -> None:

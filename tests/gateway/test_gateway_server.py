@@ -9,14 +9,13 @@ import socket
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import psutil
 import pytest
-from gateway_api import GAME, JSON, MSGPACK, Setup, fragment
+from gateway_api import GAME, MSGPACK, Setup, fragment
+from gateway_process import DEADLINE, ask, gateway, port_of, problem_in, talk, until
 
 from sparring.errors import InputError
 from sparring.experience import wire
@@ -24,23 +23,13 @@ from sparring.gateway import http as gateway_http
 from sparring.gateway import live
 from sparring.gateway import server as gateway_server
 from sparring.gateway.app import background, create_app, serve
+from sparring.networks.policy import Policy
+from sparring.networks.spec import Dense, QValues
 from sparring.store.memory import MemoryStore
 from sparring.store.sqlite import SqliteStore
 
 pytestmark = pytest.mark.real
 UPLOAD = f"/v1/games/{GAME.name}/fragments"
-DEADLINE = 30.0
-
-
-def port_of(url: str) -> int:
-    return int(url.rpartition(":")[2])
-
-
-def until(condition: Callable[[], Any]) -> None:
-    end = time.monotonic() + DEADLINE
-    while not condition():
-        assert time.monotonic() < end, "waited in vain"
-        time.sleep(0.01)
 
 
 @pytest.fixture
@@ -48,48 +37,6 @@ def url(setup: Setup) -> Iterator[str]:
     setup.store.register(GAME)
     with background(create_app(setup.store, setup.registry, setup.trainer_dir)) as url:
         yield url
-
-
-@contextlib.contextmanager
-def gateway(data: Path) -> Iterator[tuple[int, subprocess.Popen[str]]]:
-    """A gateway in a process of its own, with GAME registered; its port."""
-    command = [sys.executable, "-m", "sparring.gateway", "--data", str(data), "--port", "0"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
-        try:
-            assert process.stdout is not None
-            port = port_of(process.stdout.readline().strip())
-            assert ask(port, "PUT", f"/v1/games/{GAME.name}", GAME.to_json(), JSON)[0] in (200, 201)
-            yield port, process
-        finally:
-            process.kill()
-
-
-def ask(
-    port: int, method: str, path: str, body: bytes | None = None, headers: dict[str, str] | None = None
-) -> tuple[int, bytes]:
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=DEADLINE)
-    try:
-        connection.request(method, path, body, headers or {})
-        response = connection.getresponse()
-        return response.status, response.read()
-    finally:
-        connection.close()
-
-
-def talk(port: int, request: bytes) -> bytes:
-    """Sends raw bytes; everything that comes back until the server hangs up."""
-    with socket.create_connection(("127.0.0.1", port), timeout=DEADLINE) as connection:
-        connection.sendall(request)
-        answer = b""
-        while data := connection.recv(65_536):
-            answer += data
-        return answer
-
-
-def problem_in(answer: bytes) -> tuple[int, dict[str, Any]]:
-    head, _, body = answer.partition(b"\r\n\r\n")
-    assert b"content-type: application/problem+json" in head.lower()
-    return int(head.split()[1]), json.loads(body)
 
 
 @pytest.mark.parametrize("chunked", [False, True])
@@ -100,7 +47,7 @@ def test_a_gigabyte_costs_no_memory(tmp_path: Path, chunked: bool) -> None:
         before, most = memory().rss, 0
         size = "Transfer-Encoding: chunked" if chunked else f"Content-Length: {1 << 30}"
         with socket.create_connection(("127.0.0.1", port), timeout=DEADLINE) as connection:
-            head = f"POST {UPLOAD} HTTP/1.1\r\nHost: x\r\nContent-Type: application/msgpack\r\n{size}\r\n\r\n"
+            head = f"POST {UPLOAD} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/msgpack\r\n{size}\r\n\r\n"
             connection.sendall(head.encode())
             piece = bytes(1 << 20)
             piece = b"100000\r\n" + piece + b"\r\n" if chunked else piece
@@ -119,7 +66,7 @@ def test_a_gigabyte_costs_no_memory(tmp_path: Path, chunked: bool) -> None:
 
 def test_a_gigabyte_is_refused_before_it_is_sent(url: str) -> None:
     """As curl does it: ask first, with Expect."""
-    head = f"POST {UPLOAD} HTTP/1.1\r\nHost: x\r\nContent-Type: application/msgpack\r\nExpect: 100-continue\r\n"
+    head = f"POST {UPLOAD} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/msgpack\r\nExpect: 100-continue\r\n"
     answer = talk(port_of(url), f"{head}Content-Length: {1 << 30}\r\n\r\n".encode())
     assert problem_in(answer)[0] == 413
     assert b"100 Continue" not in answer
@@ -226,7 +173,7 @@ def test_headers_that_drip_end_with_408(url: str, monkeypatch: pytest.MonkeyPatc
 def test_a_body_that_drips_ends_with_408(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gateway_http, "BODY_TIMEOUT", 0.3)
     monkeypatch.setattr(gateway_http, "LINGER", 0.1)
-    head = f"POST {UPLOAD} HTTP/1.1\r\nHost: x\r\nContent-Type: application/msgpack\r\n"
+    head = f"POST {UPLOAD} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/msgpack\r\n"
     for size in ("Transfer-Encoding: chunked", f"Content-Length: {2 << 20}"):
         assert problem_in(talk(port_of(url), f"{head}{size}\r\n\r\n".encode()))[0] == 408
 
@@ -296,6 +243,47 @@ def test_a_watcher_who_stops_reading_is_hung_up_on(setup: Setup, monkeypatch: py
                 pass  # what was on its way; then the end
 
 
+@pytest.mark.parametrize("closing", ["", "Connection: close\r\n"])
+@pytest.mark.parametrize("much", [False, True])
+def test_a_reader_who_stops_in_the_middle_of_a_file_is_hung_up_on(
+    setup: Setup, monkeypatch: pytest.MonkeyPatch, random_policy: Callable[..., Policy], closing: str, much: bool
+) -> None:
+    """Also one who leaves only the end of it."""
+    monkeypatch.setattr(gateway_server, "SEND_TIMEOUT", 0.5, raising=False)
+    monkeypatch.setattr(gateway_server, "KEEP_ALIVE", 1)
+    setup.store.register(GAME)
+    layers = (Dense(700), Dense(700)) if much else (Dense(100), Dense(100))
+    setup.registry.publish(random_policy(GAME, layers, QValues()), algorithm="dqn")
+    listen, small = gateway_server._listen, socket.SO_SNDBUF
+
+    def with_small_buffers(host: str, port: int) -> socket.socket:  # else the system takes megabytes off our hands
+        listener = listen(host, port)
+        listener.setsockopt(socket.SOL_SOCKET, small, 4096)
+        return listener
+
+    monkeypatch.setattr(gateway_server, "_listen", with_small_buffers)
+    with background(create_app(setup.store, setup.registry)) as url, socket.socket() as connection:
+        server = psutil.Process()
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        connection.connect(("127.0.0.1", port_of(url)))
+        here = connection.getsockname()[1]
+        path = f"/v1/games/{GAME.name}/models/bot/1/files/policy.onnx"
+        connection.sendall(f"GET {path} HTTP/1.1\r\nHost: localhost\r\n{closing}\r\n".encode())
+        assert connection.recv(100).startswith(b"HTTP/1.1 200")
+
+        def held() -> bool:
+            theirs = [c for c in server.net_connections("tcp") if c.laddr and c.laddr.port == port_of(url)]
+            return any(c.raddr and c.raddr.port == here and c.status != psutil.CONN_CLOSE_WAIT for c in theirs)
+
+        assert held()
+        until(lambda: not held())
+        came = 0
+        with contextlib.suppress(ConnectionError):
+            while data := connection.recv(65_536):  # what was on its way
+                came += len(data)
+        assert came < len(setup.registry.read(GAME.name, "bot", 1, "policy.onnx"))
+
+
 def test_sigterm_lets_uploads_finish_and_loses_none(tmp_path: Path) -> None:
     acknowledged: list[str] = []
     stop = threading.Event()
@@ -338,7 +326,7 @@ def test_stopping_does_not_wait_for_an_upload_that_never_ends(setup: Setup, monk
     setup.store.register(GAME)
     answer: list[bytes] = []
     with background(create_app(setup.store, setup.registry)) as url:
-        head = f"POST {UPLOAD} HTTP/1.1\r\nHost: x\r\nContent-Type: application/msgpack\r\nContent-Length: 1000\r\n\r\n"
+        head = f"POST {UPLOAD} HTTP/1.1\r\nContent-Type: application/msgpack\r\nContent-Length: 1000\r\n\r\n"
         hanging = threading.Thread(target=lambda: answer.append(talk(port_of(url), head.encode())))
         hanging.start()
         until(lambda: b"/fragments" not in ask(port_of(url), "GET", "/metrics")[1])

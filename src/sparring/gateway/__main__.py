@@ -15,11 +15,16 @@ def main() -> None:
     parser.add_argument("--store", help="another store than the directory's: cassandra://HOST/KEYSPACE")
     parser.add_argument("--host", default="127.0.0.1")
     parser.add_argument("--port", type=int, default=8400, help="0: any free one")
+    parser.add_argument(
+        "--allowed-host", action="append", default=[], metavar="NAME", help="a name to answer to; may be repeated"
+    )
     args = parser.parse_args()
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     store = open_store(args.store or str(args.data / "store.db"))
     try:
-        app = create_app(store, Registry(args.data / "registry"), args.data / "trainer")
+        app = create_app(
+            store, Registry(args.data / "registry"), args.data / "trainer", allowed_hosts=args.allowed_host
+        )
         serve(app, args.host, args.port, lambda url: print(url, flush=True))
     finally:
         store.close()

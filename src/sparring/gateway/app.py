@@ -3,8 +3,9 @@
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import msgspec
 from starlette.applications import Starlette
@@ -17,12 +18,14 @@ from sparring.api import Act, Actions, GameInfo, ModelInfo, Snapshot, Uploaded
 from sparring.errors import SparringError
 from sparring.experience import Fragment
 from sparring.experience.wire import JsonFragment
-from sparring.games import Game
+from sparring.games import Box, Discrete, Game
 from sparring.gateway import pages
 from sparring.gateway.acting import Acting
 from sparring.gateway.games import Games
-from sparring.gateway.http import JSON, MSGPACK, Endpoint, Refusal, answer
-from sparring.gateway.ingest import Ingest, Limits
+from sparring.gateway.hosts import Hosts
+from sparring.gateway.http import JSON, MSGPACK, Budget, Endpoint, Refusal, answer
+from sparring.gateway.ingest import ENCODINGS, Ingest, Limits
+from sparring.gateway.lifecycle import Deleted, Lifecycle, Paused
 from sparring.gateway.live import Live
 from sparring.gateway.metrics import Metrics
 from sparring.gateway.models import Models
@@ -36,7 +39,19 @@ from sparring.stream.store import StreamedStore
 __all__ = ["background", "create_app", "serve"]
 
 HEALTH_TIMEOUT = 2.0
-WRITES = (413, 415, 422, 503, 507)
+WRITES = (413, 415, 422, 507)
+
+CARTPOLE = Game("CartPole-v1", Box((4,)), Discrete(2), env="CartPole-v1")
+EXAMPLE_GAME = msgspec.json.decode(CARTPOLE.to_json())
+EXAMPLE_UPLOAD = [
+    {
+        "player": "player-1",
+        "schema": CARTPOLE.schema,
+        "obs": [[0.0, 0.0, 0.0, 0.0], [0.0, 0.2, 0.0, -0.3]],
+        "action": [1],
+        "reward": [1.0],
+    }
+]
 
 
 class Erased(msgspec.Struct, frozen=True):
@@ -55,9 +70,12 @@ def create_app(
     trainer_dir: Path | None = None,
     limits: Limits | None = None,
     stream_status: Path | None = None,
+    allowed_hosts: Sequence[str] = (),
 ) -> Starlette:
     """The gateway over a store and a registry, which stay the caller's to close. `trainer_dir` is where the trainer
-    writes its status, one folder per game; `stream_status` is the file of the job between stream and store."""
+    writes its status, one folder per game; `stream_status` is the file of the job between stream and store.
+    `allowed_hosts`: the names that it answers to besides those of this machine, see `hosts`."""
+    hosts = Hosts(allowed_hosts)
     platform = _Platform(store, registry, trainer_dir, limits or Limits(), stream_status)
     table = platform.operations()
     metrics = platform.metrics
@@ -72,7 +90,9 @@ def create_app(
         metrics.request("unknown", request.method, error.status_code)
         return _routing_refusal(request, error, routes).response()
 
-    routes = [Route(op.path, Endpoint(op.public_path, op.handler, metrics), methods=[op.method]) for op in table]
+    routes = [
+        Route(op.path, Endpoint(op.public_path, op.handler, metrics, hosts.check), methods=[op.method]) for op in table
+    ]
     app = Starlette(
         routes=routes,
         exception_handlers={HTTPException: refused},
@@ -106,12 +126,15 @@ class _Platform:
         stream_status: Path | None,
     ) -> None:
         self.store = store
+        self.limits = limits
         self.metrics = Metrics()
-        self.games = Games(store)
+        self.budget = Budget(limits.in_flight)
+        self.games = Games(store, self.budget)
         self.models = Models(registry, self.games)
         self.live = Live(store, self.games, self.models, trainer_dir, stream_status)
-        self.ingest = Ingest(store, self.games, self.metrics, limits, self.live.changed)
-        self.acting = Acting(self.games, self.models)
+        self.ingest = Ingest(store, self.games, self.metrics, limits, self.budget, self.live.changed)
+        self.acting = Acting(self.games, self.models, self.budget)
+        self.lifecycle = Lifecycle(store, self.games, self.models, self.live, self.ingest, self.acting)
 
     @contextlib.asynccontextmanager
     async def lifespan(self, app: Starlette) -> AsyncIterator[None]:
@@ -153,8 +176,8 @@ class _Platform:
             for name, about in totals.items()
         }
         gauges["sparring_ingest_in_flight_bytes"] = (
-            "Bytes of uploads in memory.",
-            [({}, float(self.ingest.budget.used))],
+            "Bytes of request bodies in memory.",
+            [({}, float(self.budget.used))],
         )
         gauges["sparring_watchers"] = ("Open event streams.", [({}, float(self.live.watchers))])
         gauges["sparring_latest_version"] = (
@@ -182,6 +205,8 @@ class _Platform:
         if (job := self.live.stream()) is not None:
             values |= {
                 "lag_seconds": ("How far the ingest job is behind the stream's writers.", job.behind(time.time())),
+                "retention_seconds": ("How long the stream keeps a record, read or not.", job.retention),
+                "missing_seconds": ("Play that the stream forgot before it was read, in time.", job.missing),
                 "batches": ("Batches of the ingest job since it began.", job.batches),
                 "records": ("Records that it read.", job.records),
                 "bytes": ("Bytes of these records.", job.bytes),
@@ -193,31 +218,60 @@ class _Platform:
 
     def operations(self) -> list[Operation]:
         game, model = "/v1/games/{game}", "/v1/games/{game}/models/{model}"
-        etag = {"If-None-Match": "The ETag of what you have: 304 if it still is the newest"}
+        known = "The ETag of what you have: 304 if it still is the newest"
+        etag: dict[str, dict[str, Any]] = {"If-None-Match": {"type": "string", "description": known}}
+        unless_known = {200: "OK", 304: "You have it"}
         limit = ("How many at most", False, {"type": "integer", "minimum": 1, "maximum": 1000, "default": 100})
         return [
             Operation(
                 "PUT",
                 game,
-                self.games.put,
+                self.lifecycle.put,
                 "Register a game; again with the same spaces is fine",
                 {JSON: Game},
                 {JSON: Game},
                 {200: "It was there already", 201: "Registered"},
-                (409, *WRITES),
+                (408, 409, *WRITES),
+                example=EXAMPLE_GAME,
             ),
             Operation("GET", "/v1/games", self.live.games, "All games", {JSON: list[GameInfo]}),
             Operation("GET", game, self.games.show, "A game's declaration", {JSON: Game}, errors=(404,)),
             Operation(
                 "POST",
                 f"{game}/fragments",
-                self.ingest.upload,
+                self.lifecycle.upload,
                 "Upload fragments: stored for good once answered; those refused are listed, the others are stored",
                 {JSON: Uploaded},
                 {MSGPACK: list[Fragment], JSON: list[JsonFragment]},
                 {200: "At least one fragment is stored, now or since an earlier upload"},
-                (404, 408, 409, *WRITES),
-                headers={"Content-Encoding": "gzip, deflate or none"},
+                (404, 408, 409, 410, *WRITES),
+                headers={"Content-Encoding": {"enum": [*ENCODINGS[1:]], "description": "none: identity"}},
+                example=EXAMPLE_UPLOAD,
+                body_limits={"minItems": 1, "maxItems": self.limits.fragments},
+            ),
+            Operation(
+                "POST",
+                f"{game}/pause",
+                self.lifecycle.pause,
+                "Stop training a game; its play is still stored",
+                {JSON: Paused},
+                errors=(404, 507),
+            ),
+            Operation(
+                "POST",
+                f"{game}/resume",
+                self.lifecycle.resume,
+                "Train a paused game again",
+                {JSON: Paused},
+                errors=(404, 507),
+            ),
+            Operation(
+                "DELETE",
+                game,
+                self.lifecycle.delete,
+                "Delete a game: its declaration, its play and its published models",
+                {JSON: Deleted},
+                errors=(404, 507),
             ),
             Operation(
                 "GET",
@@ -225,7 +279,7 @@ class _Platform:
                 self.models.list,
                 "The game's models",
                 {JSON: list[ModelInfo]},
-                errors=(404, 503),
+                errors=(404,),
             ),
             Operation(
                 "GET",
@@ -233,26 +287,26 @@ class _Platform:
                 self.models.get_latest,
                 "The newest version's manifest",
                 {JSON: Manifest},
-                statuses={200: "OK", 304: "You have it"},
-                errors=(404, 503),
+                statuses=unless_known,
+                errors=(404,),
                 headers=etag,
             ),
             Operation(
                 "GET",
-                model + "/{version:int}/manifest",
+                model + "/{version:version}/manifest",
                 self.models.get_manifest,
                 "A version's manifest; never changes",
                 {JSON: Manifest},
-                errors=(404, 503),
+                errors=(404,),
             ),
             Operation(
                 "GET",
-                model + "/{version:int}/files/{name}",
+                model + "/{version:version}/files/{name}",
                 self.models.get_file,
                 "A version's file; never changes",
-                {"application/octet-stream": bytes},
-                statuses={200: "OK", 304: "You have it"},
-                errors=(404, 503),
+                {"application/octet-stream": bytes, "text/markdown": bytes, JSON: bytes},
+                statuses=unless_known,
+                errors=(404,),
                 headers=etag,
             ),
             Operation(
@@ -262,7 +316,8 @@ class _Platform:
                 "Actions for observations, answered in the encoding of the question",
                 {JSON: Actions, MSGPACK: Actions},
                 {JSON: Act, MSGPACK: Act},
-                errors=(404, 408, 409, 413, 415, 422, 503),
+                errors=(404, 408, 409, 413, 415, 422),
+                example={"obs": [[0.0, 0.0, 0.0, 0.0]], "explore": True},
             ),
             Operation("GET", f"{game}/stats", self.live.stats, "How it goes", {JSON: Snapshot}, errors=(404,)),
             Operation(
@@ -288,11 +343,22 @@ class _Platform:
                 self.live.events,
                 "Live: `stats` (Snapshot) about once a second, `version` (Manifest) when one is published",
                 {"text/event-stream": str},
-                errors=(404, 422, 503),
+                errors=(404, 422),
                 query={"game": ("The game to watch", True, {"type": "string"})},
             ),
-            Operation("GET", "/healthz", self.health, "Whether uploads can be stored", {JSON: Health}, errors=(503,)),
+            Operation("GET", "/healthz", self.health, "Whether uploads can be stored", {JSON: Health}),
             Operation("GET", "/metrics", self.get_metrics, "Prometheus metrics", {"text/plain": str}),
-            Operation("GET", "/", pages.home, "The dashboard", {"text/html": str}),
-            Operation("GET", "/static/{name}", pages.static, "The dashboard's files", {"*/*": bytes}, errors=(404,)),
+            Operation(
+                "GET", "/", pages.home, "The dashboard", {"text/html": bytes}, statuses=unless_known, headers=etag
+            ),
+            Operation(
+                "GET",
+                "/static/{file}",
+                pages.static,
+                "The dashboard's files",
+                {"*/*": bytes},
+                statuses=unless_known,
+                errors=(404,),
+                headers=etag,
+            ),
         ]

@@ -1,25 +1,39 @@
 """The registered games: PUT, list, show. Kept in memory, since every upload asks for one."""
 
 import asyncio
+import time
 
+import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
 from sparring.errors import InputError
 from sparring.games import Game
 from sparring.games.spec import NAME
-from sparring.gateway.http import JSON, Refusal, answer, media_type, read_body
+from sparring.gateway.http import JSON, Budget, Refusal, answer, media_type, read_body
 from sparring.store.protocol import Store
 
 __all__ = ["Games"]
 
-MAX_DECLARATION = 1 << 20
+# Of declarations. One takes twenty times its bytes in memory, and 70 µs a KiB each time that the games are read.
+MAX_DECLARATION = 64 << 10  # without spaces and line breaks
+MAX_BODY = 4 * MAX_DECLARATION  # with them
+MAX_GAMES = 1000
+MAX_DECLARATIONS = 4 << 20  # bytes of all of them
+ADVICE = "give one bound for all elements instead of a list of them, and fewer fields"
+REST = 9  # a look at the store's games is followed by a rest of so many times what it took, …
+MAX_REST = 1.0  # … at most so many seconds
 
 
 class Games:
-    def __init__(self, store: Store) -> None:
+    def __init__(self, store: Store, budget: Budget) -> None:
         self._store = store
+        self._budget = budget
         self._known: dict[str, Game] = {}
+        self._next: asyncio.Task[list[Game]] | None = None  # a look that has not begun yet
+        self._looking = asyncio.Lock()
+        self._rested = 0.0  # when the next look may begin
+        self._registering = asyncio.Lock()
 
     async def get(self, name: str) -> Game:
         """The game, or 404."""
@@ -33,28 +47,66 @@ class Games:
         return game
 
     async def all(self) -> list[Game]:
-        games = await asyncio.to_thread(self._store.games)
-        self._known = {game.name: game for game in games}
-        return games
+        """As the store has them after this call began. All who ask before the next look begins share it, and looks take
+        a tenth of the time at most: names that nobody registered, asked for however often, cost no more than that."""
+        if self._next is None:
+            self._next = asyncio.create_task(self._look())
+            self._next.add_done_callback(lambda look: look.cancelled() or look.exception())  # nobody may be left to ask
+        return await asyncio.shield(self._next)
+
+    async def _look(self) -> list[Game]:
+        async with self._looking:
+            await asyncio.sleep(max(0.0, self._rested - time.monotonic()))
+            self._next = None  # who asks from now on wants to know what comes after this one
+            begin = time.monotonic()
+            try:
+                games = await asyncio.to_thread(self._store.games)
+            finally:
+                now = time.monotonic()
+                self._rested = now + min(REST * (now - begin), MAX_REST)
+            self._known = {game.name: game for game in games}
+            return games
+
+    def forget(self, name: str) -> None:
+        """It was deleted."""
+        self._known.pop(name, None)
 
     async def put(self, request: Request) -> Response:
         name = request.path_params["game"]
         media_type(request, JSON)
-        game = Game.from_json(await read_body(request, MAX_DECLARATION))
+        with self._budget.hold(request) as hold:
+            game = Game.from_json(await read_body(request, MAX_BODY, hold, ADVICE))
         if game.name != name:
             raise Refusal(422, f"the address says {name[:100]!r}, the declaration {game.name!r}: use one name")
-        known = {game.name: game for game in await self.all()}.get(name)
-        if known is not None and known.schema != game.schema:
-            raise Refusal(409, _difference(known, game))
-        try:
-            await asyncio.to_thread(self._store.register, game)
-        except InputError as error:  # another client was faster, with other spaces
-            raise Refusal(409, str(error)) from error
-        await self.all()
-        return answer(self._known[name], 200 if known else 201)
+        async with self._registering:
+            known = {game.name: game for game in await self.all()}
+            if name in known:
+                if known[name].schema != game.schema:
+                    raise Refusal(409, _difference(known[name], game))
+                return answer(known[name])
+            _require_room(known, game)
+            try:
+                await asyncio.to_thread(self._store.register, game)
+            except InputError as error:  # another client was faster, with other spaces
+                raise Refusal(409, str(error)) from error
+            await self.all()
+        return answer(await self.get(name), 201)
 
     async def show(self, request: Request) -> Response:
         return answer(await self.get(request.path_params["game"]))
+
+
+def _require_room(known: dict[str, Game], game: Game) -> None:
+    size, full = len(msgspec.json.encode(game)), ""
+    if size > MAX_DECLARATION:
+        raise Refusal(413, f"the declaration has {size} bytes, at most {MAX_DECLARATION} are allowed: {ADVICE}")
+    size += sum(len(msgspec.json.encode(other)) for other in known.values())
+    if len(known) >= MAX_GAMES:
+        full = f"this platform has {len(known)} games, and takes no more"
+    elif size > MAX_DECLARATIONS:
+        full = f"the games' declarations would take {size} bytes, at most {MAX_DECLARATIONS} are allowed"
+    if full:
+        raise Refusal(507, f"{full}: delete games that nobody plays (`sparring delete GAME`), or run another platform")
 
 
 def _difference(known: Game, asked: Game) -> str:

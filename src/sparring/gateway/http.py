@@ -3,8 +3,10 @@ application/problem+json. The handlers of the other modules are written in these
 
 import asyncio
 import http
+import ipaddress
 import logging
 import time
+from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from types import TracebackType
 from typing import Any, TypeVar
@@ -39,8 +41,10 @@ __all__ = [
 
 JSON, MSGPACK = "application/json", "application/msgpack"
 BODY_TIMEOUT = 30.0  # seconds for a whole body: a client that sends slower than this is not worth a buffer
+PACE, MIN_GROWTH = 10.0, 1024  # seconds in which a body grows by a tenth, and by so many bytes
 LINGER = 2.0  # seconds during which a refused client may go on sending, so that it gets to read why
 SEND_CHUNK = 256 << 10
+SEVERAL = "send it in several requests"
 FULL = "the server's disk is full, nothing of this request was stored: keep it and try again later"
 AWAY = "the server's store does not answer: keep this request and try again later"
 FAILED = "something went wrong on the server; its log says what"
@@ -92,31 +96,59 @@ class Blob(Response):
 
 
 class Budget:
-    """Bytes of uploads that are in memory, read but not yet on disk. Above the limit new ones are turned away."""
+    """Bytes of request bodies that are in memory, read but not yet done with. Above the limit new ones are turned away.
+
+    Of bodies that are not complete, one address gets no more than `share` once half of the budget is taken: whoever
+    sends slowly, over however many connections, leaves room for the others.
+    """
 
     def __init__(self, limit: int) -> None:
         self.limit = limit
+        self.share = limit // 4
         self.used = 0
+        self.incomplete: Counter[str] = Counter()  # by address
+
+    def hold(self, request: Request) -> "Hold":
+        return Hold(self, _address(request))
 
 
 class Hold:
-    """One request's share of a budget, given back when the `with` block ends."""
+    """One request's part of a budget, given back when the `with` block ends."""
 
-    def __init__(self, budget: Budget) -> None:
+    def __init__(self, budget: Budget, address: str) -> None:
         self._budget = budget
+        self._address = address
         self._size = 0
+        self._incomplete = 0
 
     def add(self, size: int) -> None:
-        budget = self._budget
-        # A request that is alone may exceed the budget: it would otherwise never get in.
+        budget, theirs = self._budget, self._budget.incomplete[self._address]
+        # A request that is alone may exceed its limit: it would otherwise never get in.
         if budget.used + size > budget.limit and budget.used > self._size:
             raise Refusal(
                 503,
                 f"the server has {budget.used >> 20} MiB of uploads waiting for its disk: try again in a second",
                 headers={"retry-after": "1"},
             )
+        if budget.used + size > budget.limit // 2 and theirs + size > budget.share and theirs > self._size:
+            raise Refusal(
+                503,
+                f"your address has {theirs >> 20} MiB of uploads here that are not complete: finish some of them first",
+                headers={"retry-after": "1"},
+            )
         budget.used += size
+        budget.incomplete[self._address] += size
         self._size += size
+        self._incomplete += size
+
+    def complete(self) -> None:
+        """The body is here: how long it takes from now on is up to us."""
+        left = self._budget.incomplete[self._address] - self._incomplete
+        self._incomplete = 0
+        if left:
+            self._budget.incomplete[self._address] = left
+        else:
+            del self._budget.incomplete[self._address]
 
     def grow(self, size: int) -> None:
         """For what decompressing made of it: the work is done, refusing it now would save nothing."""
@@ -128,7 +160,17 @@ class Hold:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self.complete()
         self._budget.used -= self._size
+
+
+def _address(request: Request) -> str:
+    """Of IPv6 the network: every customer has 2^64 addresses."""
+    host = request.client.host if request.client is not None else ""
+    if ":" not in host:
+        return host
+    address = ipaddress.IPv6Address(host.partition("%")[0])
+    return str(address.ipv4_mapped or ipaddress.IPv6Network((int(address) >> 64 << 64, 64)))
 
 
 def media_type(request: Request, *allowed: str) -> str:
@@ -140,14 +182,18 @@ def media_type(request: Request, *allowed: str) -> str:
     return kind
 
 
-async def read_body(request: Request, limit: int, hold: Hold | None = None) -> bytes:
-    """The body as sent, never more than `limit` bytes of it. A larger Content-Length is refused unread."""
+async def read_body(request: Request, limit: int, hold: Hold, advice: str = SEVERAL) -> bytes:
+    """The body as sent, never more than `limit` bytes of it. A larger Content-Length is refused unread, and a body that
+    comes too slowly is not waited for: it must grow by a tenth within every `PACE`, and be complete in time."""
     if (announced := content_length(request.scope)) is not None and announced > limit:
-        raise _too_large(f"the body has {announced} bytes", limit)
+        raise _too_large(f"the body has {announced} bytes", limit, advice)
     chunks: list[bytes] = []
-    size, more = 0, True
+    size, more, goal = 0, True, MIN_GROWTH
+    clock = asyncio.get_running_loop().time
+    begin = clock()
+    end = begin + BODY_TIMEOUT
     try:
-        async with asyncio.timeout(BODY_TIMEOUT):
+        async with asyncio.timeout_at(min(begin + PACE, end)) as patience:
             while more:
                 message = await request.receive()
                 if message["type"] == "http.disconnect":
@@ -155,18 +201,24 @@ async def read_body(request: Request, limit: int, hold: Hold | None = None) -> b
                 chunk = message.get("body", b"")
                 size += len(chunk)
                 if size > limit:
-                    raise _too_large("the body goes on", limit)
-                if hold is not None:
-                    hold.add(len(chunk))
+                    raise _too_large("the body goes on", limit, advice)
+                hold.add(len(chunk))
                 chunks.append(chunk)
                 more = message.get("more_body", False)
+                if size >= goal and more:
+                    goal = size + max(size // 10, MIN_GROWTH)
+                    patience.reschedule(min(clock() + PACE, end))
     except TimeoutError as error:
-        raise Refusal(408, f"the body was not complete after {BODY_TIMEOUT:g} s ({size} bytes came)") from error
+        found = f"{size} bytes came in {clock() - begin:.1f} s"
+        raise Refusal(
+            408, f"the body comes too slowly ({found}): send less in one request", headers={"connection": "close"}
+        ) from error
+    hold.complete()
     return chunks[0] if len(chunks) == 1 else b"".join(chunks)
 
 
-def _too_large(found: str, limit: int) -> Refusal:
-    return Refusal(413, f"{found}, at most {limit} are allowed: send it in several requests")
+def _too_large(found: str, limit: int, advice: str) -> Refusal:
+    return Refusal(413, f"{found}, at most {limit} are allowed: {advice}")
 
 
 def content_length(scope: Scope) -> int | None:
@@ -196,14 +248,17 @@ def query_int(request: Request, name: str, default: int, low: int, high: int) ->
 class Endpoint:
     """Runs one route's handler: turns what it raises into problems, counts, and never lets a stack trace out."""
 
-    def __init__(self, route: str, handler: Handler, metrics: Metrics) -> None:
+    def __init__(self, route: str, handler: Handler, metrics: Metrics, check: Callable[[Scope], None]) -> None:
+        """`check` raises a Refusal for requests that the handler shall not see."""
         self._route = route
         self._handler = handler
+        self._check = check
         self._metrics = metrics
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         body = _Body(scope, receive)
         try:
+            self._check(scope)
             response = await self._handler(Request(scope, body.receive))
         except ClientDisconnect:
             self._metrics.request(self._route, scope["method"], 499)  # nobody is left to answer

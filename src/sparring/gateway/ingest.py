@@ -2,6 +2,7 @@
 acknowledged is on disk; what is refused is told per fragment, and noted in quarantine."""
 
 import asyncio
+import functools
 import logging
 import time
 from collections.abc import Callable
@@ -12,13 +13,13 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from sparring.api import Rejected, Uploaded
-from sparring.errors import SparringError
+from sparring.errors import InputError, SparringError
 from sparring.experience import Fragment, validate, wire
 from sparring.games import Game
 from sparring.gateway.games import Games
-from sparring.gateway.http import JSON, MSGPACK, Budget, Hold, Refusal, answer, media_type, read_body
+from sparring.gateway.http import JSON, MSGPACK, Budget, Refusal, answer, media_type, read_body
 from sparring.gateway.metrics import Metrics
-from sparring.store.protocol import Outcome, Store
+from sparring.store.protocol import Outcome, Store, StoreBusy
 
 __all__ = ["Ingest", "Limits"]
 
@@ -26,6 +27,7 @@ ENCODINGS = ("", "identity", "gzip", "deflate")
 # Up to this many bytes and fragments are decoded and checked in the event loop: 0.4 ms for 50 fragments in 1.3 MB, less
 # than it costs to hand them to a thread. (Only a batch with a fault is looked at one by one, at 20 µs per fragment.)
 INLINE, INLINE_FRAGMENTS = 2 << 20, 100
+FAILURE_EXPIRES = 30.0  # seconds
 log = logging.getLogger(__name__)
 MAX_TEXT = 300  # of ids and reasons that come back: they quote what the client sent
 
@@ -59,17 +61,26 @@ class Ingest:
         games: Games,
         metrics: Metrics,
         limits: Limits,
+        budget: Budget,
         changed: Callable[[str, int, int], None],
     ) -> None:
         """`changed(game, fragments, steps)` is called with what an upload added to the store (or its quarantine)."""
-        self.budget = Budget(limits.in_flight)
-        self.failing: str | None = None  # why the newest write failed; none after one that worked
+        self._budget = budget
+        self._failure: tuple[float, str] | None = None  # when and why the store failed; none after a write that worked
         self._store = store
         self._games = games
         self._metrics = metrics
         self._limits = limits
         self._changed = changed
         self._threads = ThreadPoolExecutor(2, "ingest")
+
+    @property
+    def failing(self) -> str | None:
+        """Why the store fails. A failure that no upload confirms is no longer believed after a while: an instance that
+        is called unready gets no uploads, and would never learn that the disk has room again."""
+        if self._failure is None or time.monotonic() - self._failure[0] > FAILURE_EXPIRES:
+            return None
+        return self._failure[1]
 
     async def upload(self, request: Request) -> Response:
         started = time.perf_counter()
@@ -78,16 +89,24 @@ class Ingest:
         encoding = request.headers.get("content-encoding", "").strip().lower()
         if encoding not in ENCODINGS:
             raise Refusal(415, f"Content-Encoding is {encoding[:50]!r}: send gzip, deflate or none")
-        with Hold(self.budget) as hold:
+        with self._budget.hold(request) as hold:
             body = await read_body(request, self._limits.json if kind == JSON else self._limits.body, hold)
             self._metrics.received += len(body)
-            if kind == MSGPACK and encoding in ("", "identity") and _is_small(body):
-                batch, size, pending = self._take(body, kind, encoding, game)
-            else:
-                loop = asyncio.get_running_loop()
-                batch, size, pending = await loop.run_in_executor(self._threads, self._take, body, kind, encoding, game)
-                hold.grow(size - len(body))
-            outcomes = await self._written(pending)
+            try:
+                if kind == MSGPACK and encoding in ("", "identity") and _is_small(body):
+                    batch, size, pending = self._take(body, kind, encoding, game)
+                else:
+                    work = functools.partial(self._take, body, kind, encoding, game)
+                    batch, size, pending = await asyncio.get_running_loop().run_in_executor(self._threads, work)
+                    hold.grow(size - len(body))
+                outcomes = await asyncio.wrap_future(pending) if pending is not None else []
+            except (InputError, StoreBusy):  # the sender's fault, or a queue that is full: no failure of the store
+                raise
+            except (OSError, SparringError) as error:
+                self._failure = time.monotonic(), str(error) or type(error).__name__
+                raise
+            if outcomes:
+                self._failure = None
         response = await self._respond(game, batch, outcomes, size)
         self._metrics.ack.observe(time.perf_counter() - started)
         return response
@@ -102,26 +121,15 @@ class Ingest:
         limits = self._limits
         body = wire.decompress(body, encoding, limits.json if kind == JSON else limits.decompressed)
         if kind == JSON:
-            batch = _check(game, wire.decode_json(body, game), limits)
+            batch = _check(game, wire.decode_json(body, game, limits.fragments), limits)
         else:
             if (count := _array_length(body)) is not None:
                 _limit_count(count, limits)  # before memory is taken for them
             batch = _check(game, wire.decode(body), limits)
         return batch, len(body), self._store.submit(batch.good) if batch.good else None
 
-    async def _written(self, pending: Future[list[Outcome]] | None) -> list[Outcome]:
-        if pending is None:
-            return []
-        try:
-            outcomes = await asyncio.wrap_future(pending)
-        except (OSError, SparringError) as error:
-            self.failing = str(error) or type(error).__name__
-            raise
-        self.failing = None
-        return outcomes
-
     async def _respond(self, game: Game, batch: Batch, outcomes: list[Outcome], size: int) -> Response:
-        duplicates, steps = outcomes.count(Outcome.DUPLICATE), 0
+        duplicates, steps = outcomes.count(Outcome.DUPLICATE) + outcomes.count(Outcome.ERASED), 0
         stored = outcomes.count(Outcome.STORED)
         if stored == len(outcomes):
             steps = sum([f.steps for f in batch.good])

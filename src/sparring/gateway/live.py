@@ -3,6 +3,7 @@ to them as server-sent events. History is rebuilt from the store, so a restart l
 
 import asyncio
 import logging
+import threading
 import time
 from collections import deque
 from pathlib import Path
@@ -29,6 +30,8 @@ ACTIVE = 30.0  # a player is active for so long after their newest fragment
 RECENT = 20  # episodes behind return_mean
 MAX_POINTS = 400
 MAX_VERSIONS = 50
+MAX_PLAYED = 1000  # versions whose episodes are counted
+SOON = 100  # versions that may be published, and played, before we hear of it
 MAX_PLAYERS = 20
 MAX_ACTIVE = 1000  # players looked at to count the active ones
 PAGE, MAX_PAGES = 1000, 50  # episodes taken in at once: the rest of a long history waits for the next second
@@ -44,17 +47,20 @@ class Rate:
 
     def __init__(self) -> None:
         self.last = 0.0  # when something was added
+        self._lock = threading.Lock()  # uploads add in the event loop, snapshots are built in threads
         self._seconds: deque[list[int]] = deque(maxlen=WINDOW + 1)  # [second, fragments, steps]
 
     def add(self, fragments: int, steps: int, now: float) -> None:
         self.last = now
-        if not self._seconds or self._seconds[-1][0] != int(now):
-            self._seconds.append([int(now), 0, 0])
-        self._seconds[-1][1] += fragments
-        self._seconds[-1][2] += steps
+        with self._lock:
+            if not self._seconds or self._seconds[-1][0] != int(now):
+                self._seconds.append([int(now), 0, 0])
+            self._seconds[-1][1] += fragments
+            self._seconds[-1][2] += steps
 
     def per_second(self, now: float) -> tuple[float, float]:
-        whole = [s for s in self._seconds if int(now) - WINDOW <= s[0] < int(now)]
+        with self._lock:
+            whole = [s for s in self._seconds if int(now) - WINDOW <= s[0] < int(now)]
         return sum(s[1] for s in whole) / WINDOW, sum(s[2] for s in whole) / WINDOW
 
 
@@ -88,6 +94,7 @@ class History:
         self.episodes = 0
         self.steps = 0
         self.best: float | None = None
+        self.newest = 0  # published version: players may claim to have played any
         self.played: dict[int, tuple[int, float]] = {}  # by version of the default model: episodes, sum of returns
         self._recent: deque[Episode] = deque(maxlen=RECENT)
         self._bins: list[_Bin] = []
@@ -102,9 +109,14 @@ class History:
             mean = sum([e.ret for e in self._recent]) / RECENT
             self.best = mean if self.best is None else max(self.best, mean)
         version = episode.version if episode.model == DEFAULT_MODEL else None
+        if version is not None and version > self.newest + SOON:
+            version = None  # made up
         if version is not None:
             count, total = self.played.get(version, (0, 0.0))
             self.played[version] = count + 1, total + episode.ret
+            if len(self.played) > MAX_PLAYED:  # what is shown are the newest ones
+                for old in sorted(self.played)[: MAX_PLAYED // 2]:
+                    del self.played[old]
         self._draw(episode, version)
 
     def _draw(self, episode: Episode, version: int | None) -> None:
@@ -153,7 +165,10 @@ class View:
     def forget(self) -> None:
         """Something was erased: what was drawn from it goes as well."""
         self._history = History()
-        self._built_from = None
+        self.touch()
+
+    def touch(self) -> None:
+        self._built_from, self.built = None, float("-inf")
 
     def stale(self, latest: int | None) -> bool:
         """Whether a new snapshot would say anything else than the last one."""
@@ -165,6 +180,7 @@ class View:
 
     def build(self, latest: Manifest | None, manifests: list[Manifest]) -> Snapshot:
         now, inputs = time.time(), self._inputs(latest.version if latest else None)
+        self._history.newest = latest.version if latest else 0
         history = self._take_in()
         players, stats = self._store.players(self._game, MAX_ACTIVE), self._store.stats(self._game)
         if self._stream_status is not None:
@@ -188,6 +204,7 @@ class View:
             curve=history.curve,
             trainer=_read_status(self._status, TrainerStatus),
             stream=_read_status(self._stream_status, StreamStatus),
+            paused=self._game in self._store.paused(),
         )
         self._built_from, self.built = inputs, time.monotonic()
         return self.snapshot
@@ -296,6 +313,16 @@ class Live:
     def forget(self, game: str) -> None:
         self._view(game).forget()
 
+    def touch(self, game: str) -> None:
+        """The next look at it is a new one."""
+        self._view(game).touch()
+
+    def drop(self, game: str) -> None:
+        """It was deleted: who watches it is told so when they ask again."""
+        self._views.pop(game, None)
+        for watcher in [w for w in self._watchers if w.game == game]:
+            watcher.close()
+
     @property
     def watchers(self) -> int:
         return len(self._watchers)
@@ -370,7 +397,9 @@ class Live:
         for game in await self._games.all():
             s = await self.snapshot(game.name)
             rows.append(
-                GameInfo(game.name, game.schema, game.env, game.players, s.stats.steps, s.latest, s.return_mean)
+                GameInfo(
+                    game.name, game.schema, game.env, game.players, s.stats.steps, s.latest, s.return_mean, s.paused
+                )
             )
         return answer(rows)
 

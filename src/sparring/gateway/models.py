@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import msgspec
+from starlette.convertors import Convertor, register_url_convertor
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -37,6 +38,21 @@ MAX_CACHED_BYTES = 64 << 20
 OPEN = {"access-control-allow-origin": "*"}
 FOREVER = {**OPEN, "cache-control": "public, max-age=31536000, immutable"}
 TYPES = {".json": JSON, ".md": "text/markdown; charset=utf-8"}
+
+
+class _Version(Convertor[int]):
+    """In a path: as long as versions get. (Python itself refuses to read a number of thousands of digits.)"""
+
+    regex = "[0-9]{1,15}"
+
+    def convert(self, value: str) -> int:
+        return int(value)
+
+    def to_string(self, value: int) -> str:
+        return str(value)
+
+
+register_url_convertor("version", _Version())
 
 
 @dataclass(frozen=True)
@@ -74,6 +90,17 @@ class Models:
 
     def close(self) -> None:
         self._threads.shutdown(wait=False, cancel_futures=True)
+
+    async def delete(self, game: str) -> int:
+        """From the registry: how many versions there were."""
+        return await self._ask(self._registry.delete_game, game)
+
+    def forget(self, game: str) -> None:
+        """The game was deleted: nothing of it is served any more."""
+        caches: tuple[OrderedDict[Any, Any], ...] = (self._latest, self._versions, self._manifests)
+        for cache in caches:
+            for key in [key for key in cache if key[0] == game]:
+                del cache[key]
 
     async def _ask(self, question: Callable[..., T], *args: Any) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._threads, question, *args)

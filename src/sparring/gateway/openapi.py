@@ -10,12 +10,24 @@ import msgspec
 
 from sparring import __version__
 from sparring.api import Problem
-from sparring.gateway.http import Handler
+from sparring.games.spec import NAME
+from sparring.gateway.http import JSON, Handler
 
 __all__ = ["Operation", "document"]
 
 PROBLEM = "application/problem+json"
+# What any request may end with: two Hosts, a Host or Origin that is not ours, our fault, a store that does not answer.
+ALWAYS = (400, 403, 500, 503)
 Schema = dict[str, Any]
+NAME_SCHEMA = {"type": "string", "pattern": f"^{NAME.pattern}$"}
+PATH: dict[str, Schema] = {  # by the names in paths, with an example that the platform has once CartPole was played
+    "game": {"schema": NAME_SCHEMA, "example": "CartPole-v1"},
+    "model": {"schema": NAME_SCHEMA, "example": "bot"},
+    "version": {"schema": {"type": "integer", "minimum": 1, "maximum": 10**15 - 1}, "example": 1},
+    "name": {"schema": {"type": "string", "minLength": 1}, "example": "policy.onnx"},
+    "file": {"schema": {"type": "string", "minLength": 1}, "example": "dashboard.js"},
+    "player": {"schema": {"type": "string", "minLength": 1}, "example": "player-1"},
+}
 
 
 @dataclass(frozen=True)
@@ -23,7 +35,7 @@ class Operation:
     """One method on one path. `body` and `answer` map media types to message types; `bytes` stands for a raw body."""
 
     method: str
-    path: str  # as Starlette writes it: {version:int}
+    path: str  # as Starlette writes it: {version:version}
     handler: Handler
     summary: str
     answer: dict[str, Any]
@@ -31,7 +43,9 @@ class Operation:
     statuses: dict[int, str] = field(default_factory=lambda: {200: "OK"})  # the good ones
     errors: tuple[int, ...] = ()
     query: dict[str, tuple[str, bool, Schema]] = field(default_factory=dict)  # name → (about, required, schema)
-    headers: dict[str, str] = field(default_factory=dict)  # request headers worth knowing
+    headers: dict[str, Schema] = field(default_factory=dict)  # request headers worth knowing: schema with description
+    example: Any = None  # of the body, as JSON
+    body_limits: Schema = field(default_factory=dict)  # added to its schema
 
     @property
     def public_path(self) -> str:
@@ -64,7 +78,7 @@ def _operation(op: Operation, schema_of: dict[Any, Schema]) -> Schema:
         str(status): {"description": about, **({"content": content} if status != 304 else {})}
         for status, about in op.statuses.items()
     }
-    for status in sorted({*op.errors, 500}):
+    for status in sorted({*op.errors, *ALWAYS}):
         responses[str(status)] = {
             "description": http.HTTPStatus(status).phrase,
             "content": {PROBLEM: {"schema": schema_of[Problem]}},
@@ -74,7 +88,9 @@ def _operation(op: Operation, schema_of: dict[Any, Schema]) -> Schema:
     if parameters := _parameters(op):
         out["parameters"] = parameters
     if op.body:
-        body = {kind: {"schema": _schema(t, schema_of)} for kind, t in op.body.items()}
+        body = {kind: {"schema": _schema(t, schema_of) | op.body_limits} for kind, t in op.body.items()}
+        if op.example is not None:
+            body[JSON]["example"] = op.example
         out["requestBody"] = {"required": True, "content": body}
     return out
 
@@ -86,22 +102,13 @@ def _schema(t: Any, schema_of: dict[Any, Schema]) -> Schema:
 
 
 def _parameters(op: Operation) -> list[Schema]:
-    found = re.findall(r"{(\w+)(?::(\w+))?}", op.path)
-    parameters: list[Schema] = [
-        {
-            "name": name,
-            "in": "path",
-            "required": True,
-            "schema": {"type": "integer"} if kind == "int" else {"type": "string"},
-        }
-        for name, kind in found
-    ]
+    names = re.findall(r"{(\w+)(?::\w+)?}", op.path)
+    parameters: list[Schema] = [{"name": name, "in": "path", "required": True, **PATH[name]} for name in names]
     parameters += [
         {"name": name, "in": "query", "required": required, "description": about, "schema": schema}
         for name, (about, required, schema) in op.query.items()
     ]
     parameters += [
-        {"name": name, "in": "header", "required": False, "description": about, "schema": {"type": "string"}}
-        for name, about in op.headers.items()
+        {"name": name, "in": "header", "required": False, "schema": schema} for name, schema in op.headers.items()
     ]
     return parameters

@@ -39,7 +39,7 @@ async def home(request: Request) -> Response:
 
 
 async def static(request: Request) -> Response:
-    return await _file(request, request.path_params["name"])
+    return await _file(request, request.path_params["file"])
 
 
 async def _file(request: Request, name: str) -> Response:

@@ -22,6 +22,7 @@ from sparring.errors import InputError, SparringError
 __all__ = ["background", "serve"]
 
 HEADER_TIMEOUT = 10.0  # seconds from a request's first byte (or from connecting) to its last header
+SEND_TIMEOUT = 60.0  # seconds in which a reader takes the piece that is ready for it (256 KiB of a file)
 KEEP_ALIVE = 75  # seconds: players upload every few
 MAX_HEADERS = 64 << 10  # bytes of request line and headers
 DRAIN = 10  # seconds that running requests get when the server stops
@@ -137,10 +138,11 @@ def _connection_class(max_connections: int) -> type[HttpToolsProtocol]:
 
 
 class _Connection(HttpToolsProtocol):
-    """A connection whose headers must be small and come in time."""
+    """A connection whose headers must be small and come in time, and whose client must read what it asked for."""
 
     max_connections: int
     _timer: TimerHandle | None = None
+    _reading: TimerHandle | None = None
     _head = 0  # bytes of an incomplete head
 
     def connection_made(self, transport: Transport) -> None:  # type: ignore[override]  # as uvicorn's own
@@ -152,6 +154,7 @@ class _Connection(HttpToolsProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._stop_timer()
+        self._stop_reading()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
@@ -173,6 +176,38 @@ class _Connection(HttpToolsProtocol):
     def on_headers_complete(self) -> None:
         self._stop_timer()
         super().on_headers_complete()
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._await_reader()
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        self._stop_reading()
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        if self.transport.is_closing():
+            self._await_reader()
+
+    def timeout_keep_alive_handler(self) -> None:
+        self._give_up_on_reader()
+        super().timeout_keep_alive_handler()
+
+    def _await_reader(self) -> None:
+        """Ends the connection of a client that does not read. Closing would wait for it for ever."""
+        self._stop_reading()
+        self._reading = self.loop.call_later(SEND_TIMEOUT, self._give_up_on_reader)
+
+    def _give_up_on_reader(self) -> None:
+        self._reading = None
+        if self.transport.get_write_buffer_size():
+            self.transport.abort()
+
+    def _stop_reading(self) -> None:
+        if self._reading is not None:
+            self._reading.cancel()
+            self._reading = None
 
     def send_400_response(self, msg: str) -> None:
         self._refuse(400, "this is not an HTTP request that we understand")

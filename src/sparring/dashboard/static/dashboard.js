@@ -198,7 +198,7 @@ function show(snapshot) {
   sparkline($("spark"), state.rates, now(), SPAN);
   showVersions(snapshot.versions);
   showPlayers(snapshot);
-  showTrainer(snapshot.trainer);
+  showTrainer(snapshot.trainer, snapshot.paused);
   showStream(snapshot.stream);
 }
 
@@ -264,15 +264,17 @@ function showPlayers({ players, stats }) {
   else say($("players-title"), "Players");
 }
 
-function showTrainer(trainer) {
+function showTrainer(trainer, paused) {
   $("trainer").hidden = trainer === null;
   $("trainer-empty").hidden = trainer !== null;
   say($("trainer-algorithm"), trainer?.algorithm ?? "");
+  say($("trainer-empty"), paused ? "Training is paused. Play is still stored." : "No trainer works on this game.");
   if (trainer === null) return;
   const silent = now() - trainer.updated;
-  const stalled = silent > SILENCE && !/^(stopped|failed)/.test(trainer.state);
-  say($("trainer-state"), trainer.state + (stalled ? `, silent for ${duration(silent)}` : ""));
-  $("trainer-state").dataset.tone = /^failed|cannot publish/.test(trainer.state) || stalled ? "bad" : trainer.state;
+  const told = paused ? "paused" : trainer.state;
+  const stalled = silent > SILENCE && !/^(stopped|failed|paused)/.test(told);
+  say($("trainer-state"), told + (stalled ? `, silent for ${duration(silent)}` : ""));
+  $("trainer-state").dataset.tone = /^failed|cannot publish/.test(told) || stalled ? "bad" : told;
   say($("trainer-updates"), `${count(trainer.updates)}, ${number(trainer.updates_per_s)} per second`);
   say($("trainer-loss"), number(trainer.loss));
   say($("trainer-exploration"), trainer.exploration === null ? NONE : percent(trainer.exploration));
@@ -288,7 +290,7 @@ function showStream(stream) {
   const silent = now() - stream.updated;
   const lag = silent > SILENCE ? `silent for ${duration(silent)}` : stream.lag ? `${duration(stream.lag)} behind` : "caught up";
   const job = stream.state === "running" ? lag : `${stream.state}, ${lag}`;
-  say($("stream"), `Stream ${stream.stream}: ${job}; ${plural(stream.steps, "step")} from ${plural(stream.records, "record")}, ${count(stream.rejected)} rejected.`);
+  say($("stream"), `Stream ${stream.stream}: ${job}; ${plural(stream.steps, "step")} from ${plural(stream.records, "record")}, ${count(stream.rejected)} rejected${stream.missing ? `, ${duration(stream.missing)} of play lost: the stream forgot it unread` : ""}.`);
 }
 
 // Rows of a table, made from a template once and then only rewritten where a text changed.
