@@ -4,7 +4,7 @@ FROM python:3.11-slim-bookworm AS build
 COPY requirements/dev.txt /pins.txt
 COPY pyproject.toml README.md /src/
 COPY src /src/src
-RUN python -m venv /app && /app/bin/pip install --no-cache-dir -c /pins.txt "/src[spark,cassandra]"
+RUN python -m venv /app && /app/bin/pip install --no-cache-dir -c /pins.txt "/src[spark,cassandra,aws]"
 
 FROM python:3.11-slim-bookworm
 RUN apt-get update && apt-get install -y --no-install-recommends openjdk-17-jre-headless && rm -rf /var/lib/apt/lists/*

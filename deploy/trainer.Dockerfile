@@ -4,7 +4,7 @@ FROM python:3.11-slim-bookworm AS build
 COPY requirements/dev.txt /pins.txt
 COPY pyproject.toml README.md /src/
 COPY src /src/src
-RUN python -m venv /app && /app/bin/pip install --no-cache-dir -c /pins.txt "/src[platform,cassandra]"
+RUN python -m venv /app && /app/bin/pip install --no-cache-dir -c /pins.txt "/src[platform,cassandra,aws]"
 
 FROM python:3.11-slim-bookworm
 RUN useradd --uid 10001 --create-home sparring && install -d -o sparring /data

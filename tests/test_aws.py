@@ -6,16 +6,20 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
+from typing import Any
 
 import pytest
 from aws_server import aws_server
+from botocore.session import Session
 
-from sparring import aws
+from sparring import aws, aws_sdk
 from sparring.aws import Credentials, CredentialsError, credentials, sign
-from sparring.errors import InputError
+from sparring.errors import InputError, SparringError
+from sparring.registry.s3 import Bucket
+from sparring.stream.kinesis import Kinesis
 
 EXAMPLE = Credentials("AKIDEXAMPLE", "wJalrXUtnFEMI/K7MDENG+bPxRfiCYEXAMPLEKEY")
 TOKEN = (
@@ -111,7 +115,6 @@ def nowhere(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
         monkeypatch.delenv(name)
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
-    monkeypatch.setattr(aws, "_kept", None)
 
 
 def test_nobody_has_any() -> None:
@@ -191,13 +194,15 @@ class Container(BaseHTTPRequestHandler):
     """As the agent of ECS or EKS answers. It renews: the key's name counts."""
 
     asked = 0
+    broken = False
 
     def do_GET(self) -> None:
-        if self.headers["Authorization"] != "let-me-in":
+        if self.headers["Authorization"] != "let-me-in" or Container.broken:
             self.send_error(403)
             return
         Container.asked += 1
-        soon = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(time.time() + 60))  # too soon to be kept
+        # Four more minutes: soon enough to be renewed each time.
+        soon = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(time.time() + 240))
         body = (
             f'{{"AccessKeyId": "KEY{Container.asked}", "SecretAccessKey": "s", "Token": "t", "Expiration": "{soon}"}}'
         ).encode()
@@ -210,26 +215,328 @@ class Container(BaseHTTPRequestHandler):
         pass
 
 
-def test_the_role_of_a_container(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+@pytest.fixture
+def container(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Path]:
+    """The file with the token that its agent wants."""
+    Container.asked, Container.broken = 0, False
     with HTTPServer(("127.0.0.1", 0), Container) as agent:
         threading.Thread(target=agent.serve_forever).start()
-        try:
-            url = f"http://127.0.0.1:{agent.server_port}/creds"
-            monkeypatch.setenv("AWS_CONTAINER_CREDENTIALS_FULL_URI", url)
-            with pytest.raises(CredentialsError, match="answered 403"):
-                credentials()
-            (tmp_path / "token").write_text("let-me-in")
-            monkeypatch.setenv("AWS_CONTAINER_AUTHORIZATION_TOKEN_FILE", str(tmp_path / "token"))
-            first, second = credentials(), credentials()
-        finally:
-            agent.shutdown()
+        monkeypatch.setenv("AWS_CONTAINER_CREDENTIALS_FULL_URI", f"http://127.0.0.1:{agent.server_port}/creds")
+        yield tmp_path / "token"
+        agent.shutdown()
+
+
+def test_the_role_of_a_container(monkeypatch: pytest.MonkeyPatch, container: Path) -> None:
+    with pytest.raises(CredentialsError, match="answered 403"):
+        credentials()
+    container.write_text("let-me-in")
+    monkeypatch.setenv("AWS_CONTAINER_AUTHORIZATION_TOKEN_FILE", str(container))
+    first, second = credentials(), credentials()
     assert first is not None
     assert second is not None
     assert (first.access_key, second.access_key) == ("KEY1", "KEY2")  # renewed before they expire
+    monkeypatch.setenv("AWS_CONTAINER_CREDENTIALS_FULL_URI", "http://127.0.0.1:9/creds")
     with pytest.raises(CredentialsError, match="does not answer"):
         credentials()
 
 
+@pytest.mark.parametrize("find", [credentials, aws_sdk.credentials], ids=["game", "server"])
+def test_credentials_that_are_still_good_serve_while_they_cannot_be_renewed(
+    find: Callable[[], Credentials | None],
+    container: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    container.write_text("let-me-in")
+    monkeypatch.setenv("AWS_CONTAINER_AUTHORIZATION_TOKEN_FILE", str(container))
+    good = find()
+    assert good is not None
+    Container.broken = True
+    assert [find(), find(), find()] == [good] * 3
+    assert sum("could not be renewed" in r.getMessage() for r in caplog.records) == 1  # told once …
+    monkeypatch.setattr(aws, "RETRY", 0.0)
+    Container.broken = False
+    kept = aws.credentials if find is credentials else aws_sdk._kept
+    kept._again = 0.0  # … and tried again after a while
+    renewed = find()
+    assert renewed is not None
+    assert renewed != good
+    Container.broken = True
+    monkeypatch.setattr(time, "time", lambda right=time.time: right() + 300)  # now they are of no use to anybody
+    with pytest.raises(SparringError):
+        find()
+
+
+# What the small chain does not know, and AWS's own does
+
+
+PROFILES = """
+[default]
+region = eu-west-1
+[profile games]
+role_arn = arn:aws:iam::123456789012:role/games
+source_profile = base
+region = ap-southeast-2
+[profile base]
+aws_access_key_id = BASE
+aws_secret_access_key = base-secret
+[profile sso]
+sso_session = us
+sso_account_id = 123456789012
+sso_role_name = games
+[sso-session us]
+sso_region = us-east-1
+sso_start_url = https://example.awsapps.com/start
+[profile program]
+credential_process = {program}
+[profile login]
+login_session = arn:aws:iam::123456789012:user/anna
+[profile half]
+aws_access_key_id = HALF
+[profile empty]
+region = eu-north-1
+[services local]
+kinesis =
+  endpoint_url = http://127.0.0.1:9
+"""
+
+
+@pytest.fixture
+def profiles(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Files as AWS's tools write them, and a role of the machine's that nobody asked for."""
+    (tmp_path / ".aws").mkdir()
+    program = tmp_path / "program"
+    program.write_text(
+        f"#!{sys.executable}\nimport json, time\n"
+        "soon = time.strftime('%Y-%m-%dT%H:%M:%SZ', time.gmtime(time.time() + 3600))\n"
+        "print(json.dumps({'Version': 1, 'AccessKeyId': 'PROGRAM', 'SecretAccessKey': 's', 'SessionToken': 't',"
+        " 'Expiration': soon}))\n"
+    )
+    program.chmod(0o755)
+    (tmp_path / ".aws/config").write_text(PROFILES.format(program=program))
+    return tmp_path / ".aws/config"
+
+
+@pytest.fixture
+def another_identity(server: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The machine has a role, which nobody asked for."""
+    monkeypatch.delenv("AWS_EC2_METADATA_DISABLED")
+    monkeypatch.setenv("AWS_EC2_METADATA_SERVICE_ENDPOINT", server)
+
+
+REFUSED = {
+    "nowhere": "no such profile",
+    "services local": "no such profile",
+    "games": r"'games' assumes a role .*sparring\[aws\]",
+    "sso": "'sso' signs in by SSO",
+    "program": "'program' asks a program",
+    "login": "'login' signs in by `aws login`",
+    "half": "access key of AWS without its secret",
+}
+
+
+@pytest.mark.real
+@pytest.mark.usefixtures("profiles", "another_identity")
+@pytest.mark.parametrize("name", REFUSED)
+@pytest.mark.parametrize("variable", ["AWS_PROFILE", "AWS_DEFAULT_PROFILE"])
+def test_a_profile_that_cannot_be_used_is_never_another_identity(
+    name: str, variable: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert credentials() is not None  # the machine's own
+    monkeypatch.setenv(variable, name)
+    with pytest.raises(InputError, match=REFUSED[name]):
+        credentials()
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+    with pytest.raises(InputError, match=REFUSED[name]):
+        credentials()
+
+
+@pytest.mark.real
+@pytest.mark.usefixtures("another_identity")
+def test_half_a_key_in_the_environment_is_never_another_identity(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "KEY")
+    with pytest.raises(InputError, match="the environment has an access key of AWS without its secret"):
+        credentials()
+
+
+def test_keys_in_the_environment_do_not_hide_a_profile_that_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "KEY")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "SECRET")
+    monkeypatch.setenv("AWS_PROFILE", "nowhere")
+    for find in (credentials, aws_sdk.credentials):
+        with pytest.raises(InputError, match="nowhere"):
+            find()
+
+
+def test_a_file_that_may_not_be_read_is_told(profiles: Path) -> None:
+    profiles.unlink()
+    profiles.mkdir()  # root reads everything else
+    with pytest.raises(InputError, match="config cannot be read: Is a directory"):
+        credentials()
+
+
+def test_a_profile_without_keys_leaves_them_to_the_next_place(profiles: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AWS_PROFILE", "empty")
+    assert credentials() is None
+    assert aws.region() == "eu-north-1"
+
+
+# Servers
+
+
+@pytest.mark.real
+def test_servers_assume_a_role_by_its_profile(server: str, profiles: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AWS_PROFILE", "games")
+    monkeypatch.setenv("AWS_ENDPOINT_URL_STS", server)
+    found = aws_sdk.credentials()
+    assert found is not None
+    assert found.access_key.startswith("ASIA")
+    assert found.expires is not None
+    assert time.time() + 600 < found.expires < time.time() + 2 * 3600
+    assert aws_sdk.credentials() is found  # not asked for each request
+
+
+@pytest.mark.real
+@pytest.mark.usefixtures("another_identity")
+def test_a_role_that_is_not_given_is_never_another_identity(profiles: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AWS_PROFILE", "games")
+    monkeypatch.setenv("AWS_ENDPOINT_URL_STS", "http://127.0.0.1:9")  # STS does not answer
+    with pytest.raises(CredentialsError, match=r"127\.0\.0\.1:9"):
+        aws_sdk.credentials()
+    monkeypatch.setenv("AWS_PROFILE", "sso")
+    with pytest.raises(InputError, match="aws sso login"):  # nobody signed in
+        aws_sdk.credentials()
+    monkeypatch.setenv("AWS_PROFILE", "half")
+    with pytest.raises(InputError, match="Partial"):
+        aws_sdk.credentials()
+
+
+def test_servers_ask_a_program(profiles: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AWS_PROFILE", "program")
+    found = aws_sdk.credentials()
+    assert found is not None
+    assert (found.access_key, found.token) == ("PROGRAM", "t")
+    assert found.expires is not None
+    program = profiles.parent.parent / "program"
+    for text, told in (("echo nonsense", "Expecting value"), ("echo no such luck >&2; exit 3", "no such luck")):
+        program.write_text(f"#!/bin/sh\n{text}\n")
+        monkeypatch.setenv("AWS_REGION", text[-2:])  # found in another environment
+        with pytest.raises(InputError, match=told):
+            aws_sdk.credentials()
+
+
+def test_a_program_that_hangs_is_not_waited_for_for_ever(profiles: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    program, go = profiles.parent.parent / "program", profiles.parent / "go"
+    os.mkfifo(go)
+    said = subprocess.run([program], capture_output=True, text=True, check=True).stdout
+    program.write_text(f"#!/bin/sh\ncat {go}\n")
+    monkeypatch.setenv("AWS_PROFILE", "program")
+    monkeypatch.setattr(aws_sdk, "LIMIT", 0.5)
+    before = threading.active_count()
+    for _ in range(3):
+        with pytest.raises(CredentialsError, match="still waited for"):
+            aws_sdk.credentials()
+    assert threading.active_count() == before + 1  # the same one is waited for
+    monkeypatch.setattr(aws_sdk, "LIMIT", 60.0)
+    go.write_text(said)
+    found = aws_sdk.credentials()
+    assert found is not None
+    assert found.access_key == "PROGRAM"
+
+
+@pytest.mark.real
+@pytest.mark.usefixtures("another_identity")
+def test_servers_have_the_role_of_their_instance() -> None:
+    found = aws_sdk.credentials()
+    assert found is not None
+    assert found.token
+    assert found.expires is not None
+    assert found.expires > time.time()
+
+
+@pytest.mark.real
+def test_servers_have_the_role_of_a_service_account(
+    server: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "token").write_text("a-token-of-the-cluster\n")
+    monkeypatch.setenv("AWS_WEB_IDENTITY_TOKEN_FILE", str(tmp_path / "token"))
+    monkeypatch.setenv("AWS_ROLE_ARN", "arn:aws:iam::123456789012:role/sparring-gateway")
+    monkeypatch.setenv("AWS_ENDPOINT_URL_STS", server)
+    monkeypatch.setenv("AWS_REGION", "eu-west-1")
+    found = aws_sdk.credentials()
+    assert found is not None
+    assert found.access_key.startswith("ASIA")
+
+
+def test_servers_follow_a_file_that_changes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    _write_profiles(tmp_path)
+    assert aws_sdk.credentials() == Credentials("DEFAULT", "secret%1")
+    file = tmp_path / ".aws/credentials"
+    file.write_text(file.read_text().replace("DEFAULT", "NEXT"))
+    aws_sdk._kept._again = 0.0  # some minutes later
+    assert aws_sdk.credentials() == Credentials("NEXT", "secret%1")
+
+
+def test_a_server_without_the_sdk_has_the_small_chain_and_is_told_what_to_install(
+    profiles: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "botocore", None)
+    monkeypatch.setenv("AWS_PROFILE", "base")
+    assert aws_sdk.credentials() == Credentials("BASE", "base-secret")
+    monkeypatch.setenv("AWS_PROFILE", "games")
+    with pytest.raises(InputError, match=r"pip install 'sparring\[aws\]'"):
+        aws_sdk.credentials()
+
+
+def test_a_game_has_the_small_chain_whatever_is_installed(profiles: Path) -> None:
+    """Its own process: what it imports shows. A server's, the same stream by its command, goes by the SDK."""
+    code = (
+        "import sys; from sparring.stream.client import StreamServer; from sparring.stream.kinesis import Kinesis\n"
+        "stream = Kinesis('kinesis://play')\n"
+        "try: stream._credentials()\n"
+        "except Exception as error: print(stream.region, type(error).__name__, 'assumes a role' in str(error))\n"
+        "print([m for m in ('botocore', 'sparring.aws_sdk') if m in sys.modules])"
+    )
+    env = {**os.environ, "AWS_PROFILE": "games", "AWS_ENDPOINT_URL_STS": "http://127.0.0.1:9"}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=env)
+    assert done.stdout == "ap-southeast-2 InputError True\n[]\n"
+
+
+# Regions and partitions
+
+
+def test_a_stream_is_in_the_profiles_region(profiles: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert Kinesis("kinesis://play").region == "eu-west-1"
+    monkeypatch.setenv("AWS_PROFILE", "games")
+    assert Kinesis("kinesis://play").endpoint == "https://kinesis.ap-southeast-2.amazonaws.com"
+    monkeypatch.setenv("AWS_DEFAULT_REGION", "us-west-1")
+    assert Kinesis("kinesis://play").region == "us-west-1"
+    monkeypatch.setenv("AWS_REGION", "us-west-2")
+    assert Kinesis("kinesis://play").region == "us-west-2"
+    assert Kinesis("kinesis://play?region=eu-north-1").region == "eu-north-1"
+
+
+def test_every_partition_has_its_own_names() -> None:
+    """As botocore lists them."""
+    session = Session()
+    for region in ("eu-west-1", "cn-north-1", "us-gov-east-1", "eusc-de-east-1", "us-iso-east-1", "us-isob-east-1"):
+        partition = session.get_partition_for_region(region)
+        domain = next(p for p in _partitions(session) if p["id"] == partition)["outputs"]["dnsSuffix"]
+        assert aws.partition(region) == partition
+        assert aws.endpoint("sts", region) == f"https://sts.{region}.{domain}"
+        bucket = Bucket("name", "bots", region)
+        assert bucket.public_url == f"https://name.s3.{region}.{domain}/bots"
+        assert bucket.statement()["Resource"] == f"arn:{partition}:s3:::name/bots/games/*"
+        assert Kinesis(f"kinesis://play?region={region}").endpoint == f"https://kinesis.{region}.{domain}"
+    assert Bucket("a.b", "", "cn-north-1").base == "https://s3.cn-north-1.amazonaws.com.cn/a.b"
+
+
+def _partitions(session: Session) -> list[Any]:
+    found: list[Any] = session.get_component("data_loader").load_data("partitions")["partitions"]
+    return found
+
+
 def test_it_is_light() -> None:
-    code = "import sys, sparring.aws; print(sorted({'boto3', 'obstore', 'numpy', 'msgspec'} & set(sys.modules)))"
+    heavy = {"boto3", "botocore", "obstore", "numpy", "msgspec"}
+    code = f"import sys, sparring.aws; print(sorted({heavy!r} & set(sys.modules)))"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"

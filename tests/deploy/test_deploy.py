@@ -14,6 +14,7 @@ import tomllib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import boto3
 import pytest
@@ -28,6 +29,8 @@ from sparring.networks.policy import Policy
 from sparring.networks.spec import Dense, QValues
 from sparring.registry import s3
 from sparring.registry.registry import Registry
+from sparring.stream.commands import WEEK
+from sparring.stream.ingest import ALARM
 
 pytestmark = pytest.mark.real
 ROOT = Path(__file__).parents[2]
@@ -112,6 +115,11 @@ def test_the_small_size(aws: str, random_policy: Callable[..., Policy]) -> None:
     words = shlex.split(command[1])
     assert not unknown(words)
     assert out["Registry"] in words
+    assert "--allowed-host" not in words
+
+    out = applied(aws, "named", Machine="yes", HostName="play.example.org")
+    told = ec2.describe_instance_attribute(InstanceId=out["Instance"], Attribute="userData")["UserData"]["Value"]
+    assert "--publish-every 3600 --allowed-host play.example.org\n" in base64.b64decode(told).decode()
 
 
 def test_nobody_reaches_a_machine_unless_it_is_said_who() -> None:
@@ -133,21 +141,37 @@ def large(aws: str) -> dict[str, str]:
 def test_the_stream(aws: str, large: dict[str, str]) -> None:
     name = large["StreamAddress"].removeprefix("kinesis://").partition("?")[0]
     kinesis = boto3.client("kinesis", endpoint_url=aws)
-    assert kinesis.describe_stream_summary(StreamName=name)["StreamDescriptionSummary"]["OpenShardCount"] == 2
+    summary = kinesis.describe_stream_summary(StreamName=name)["StreamDescriptionSummary"]
+    assert summary["OpenShardCount"] == 2
+    assert template()["Resources"]["Stream"]["Properties"]["RetentionPeriodHours"] == {"Ref": "RetentionHours"}
+    assert template()["Parameters"]["RetentionHours"]["Default"] == WEEK  # as `sparring stream create` makes it
+
+
+def test_somebody_hears_of_a_job_that_does_not_read() -> None:
+    """The AWS API server leaves a stack's alarms out: this is read in the template."""
+    alarm = template()["Resources"]["StreamAlarm"]["Properties"]
+    age, share = alarm["Metrics"]
+    assert age["MetricStat"]["Metric"]["MetricName"] == "GetRecords.IteratorAgeMilliseconds"
+    assert age["MetricStat"]["Metric"]["Dimensions"] == [{"Name": "StreamName", "Value": {"Ref": "Stream"}}]
+    assert share["Expression"] == {"Sub": "age / 3600000 / ${RetentionHours}"}
+    assert alarm["Threshold"] == ALARM  # as the job itself warns
+    assert alarm["TreatMissingData"] == "breaching"
 
 
 READ = {"s3:ListBucket {bucket}", "s3:GetObject {bucket}/bots/games/x"}
 SHARDS = {"kinesis:ListShards {stream}", "kinesis:DescribeStreamSummary {stream}"}
 MAY = {
-    "GatewayRole": READ | SHARDS | {"kinesis:PutRecords {stream}"},
+    "GatewayRole": READ
+    | SHARDS
+    | {"kinesis:PutRecords {stream}", "s3:PutObject {bucket}/bots/games/x", "s3:DeleteObject {bucket}/bots/games/x"},
     "IngestRole": SHARDS | {"kinesis:GetRecords {stream}", "kinesis:GetShardIterator {stream}"},
-    "TrainerRole": READ | {"s3:PutObject {bucket}/bots/games/x"},
+    "TrainerRole": READ | {"s3:PutObject {bucket}/bots/games/x", "s3:DeleteObject {bucket}/bots/games/x"},
 }
 OTHERS = {
     "s3:PutObject {bucket}/dist/x",
     "s3:GetObject {bucket}/dist/x",
     "s3:PutObject {bucket}/bots/x",
-    "s3:DeleteObject {bucket}/bots/games/x",
+    "s3:DeleteObject {bucket}/bots/x",
     "s3:PutBucketPolicy {bucket}",
     "s3:ListBucket {bucket}-2",
     "kinesis:DeleteStream {stream}",
@@ -247,6 +271,11 @@ def test_names_fit_together() -> None:
         assert pod["spec"].get("serviceAccountName", "gateway") in accounts
 
 
+def hosts() -> str:
+    (config,) = [r["data"] for r in resources() if r["kind"] == "ConfigMap"]
+    return str(config["HOST"])
+
+
 # Images
 
 
@@ -279,11 +308,22 @@ def test_a_gateway_needs_no_learning_stack(tmp_path: Path) -> None:
         subprocess.run([place / "bin/python", "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"
     )
     words = [place / "bin/sparring", "up", "--no-train", "--data", tmp_path / "data", "--port", "0", "--print-address"]
+    (pod,) = [pod for name, pod in pods() if name == "gateway"]
+    args = [arg.replace("$(HOST)", hosts()) for arg in pod["spec"]["containers"][0]["args"]]
+    words += args[args.index("--allowed-host") :]
     with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as gateway, contextlib.ExitStack() as stack:
         stack.callback(gateway.send_signal, signal.SIGTERM)
         assert gateway.stdout is not None
         url = gateway.stdout.readline().strip()
-        assert urllib3.request("GET", f"{url}/healthz", timeout=10).json() == {"status": "ok"}
+        for host, status in (  # as probes, players in the cluster and a load balancer's clients ask; and a stranger
+            (urlsplit(url).netloc, 200),
+            ("10.0.7.9:8400", 200),
+            ("gateway", 200),
+            ("gateway.sparring.svc.cluster.local", 200),
+            ("internal-a1-2.us-east-1.elb.amazonaws.com", 200),
+            ("evil.example", 403),
+        ):
+            assert urllib3.request("GET", f"{url}/healthz", headers={"host": host}, timeout=10).status == status, host
     assert gateway.returncode == 0
 
 

@@ -16,6 +16,8 @@ from typing import Any
 import pytest
 import urllib3
 
+from sparring.platform import _kept
+
 pytestmark = pytest.mark.real
 SPARRING = [sys.executable, "-m", "sparring.cli"]
 
@@ -160,6 +162,23 @@ def test_a_killed_trainer_is_replaced_and_goes_on(tmp_path: Path) -> None:
         assert second != first
         assert run("play", "CartPole-v1", "--server", url, "--episodes", "40", "--seed", "2").returncode == 0
         until(lambda: get(url, "/v1/games/CartPole-v1/stats")["latest"], "a version by the new trainer")
+
+
+def test_a_trainer_that_cannot_be_started_is_tried_again(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """The thread that keeps it must not die of it: the platform would stay up without a trainer, and say nothing."""
+    log, ran = tmp_path / "child.log", tmp_path / "ran"
+    code = "import pathlib, sys; pathlib.Path(sys.argv[1]).write_text('yes')"
+    missing = tmp_path / "python"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("sparring.platform.RESTART_AFTER", 0.05)
+        with _kept([str(missing), "-c", code, str(ran)], log, dict(os.environ)):
+            until(lambda: "trying again" in caplog.text or None, "the first try")
+            missing.symlink_to(sys.executable)
+            until(lambda: ran.exists() or None, "another try")
+    (tmp_path / "trainer.log").mkdir()
+    refused = run("up", "--data", str(tmp_path), "--port", "0")
+    assert (refused.returncode, "Traceback" in refused.stderr) == (2, False)
+    assert "trainer.log" in refused.stderr
 
 
 def test_two_platforms_do_not_share_a_directory(tmp_path: Path) -> None:

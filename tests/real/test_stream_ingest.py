@@ -17,7 +17,8 @@ import msgspec
 import pytest
 import urllib3
 from kinesis_server import Server, free_port, running
-from test_stream_producer import GAME, play, put
+from servers import CassandraNode
+from test_stream_producer import GAME, PICTURES, play, put
 
 from sparring.client import Client
 from sparring.experience import Fragment, new_id, wire
@@ -285,6 +286,10 @@ def test_a_gateway_killed_between_stream_and_client_loses_and_doubles_nothing(jo
         assert float(values["sparring_stream_lag_seconds"]) < 60
         assert int(values["sparring_stream_rejected"]) == job.status()["rejected"]
         assert int(values["sparring_stream_put_records"]) >= 1
+        assert (values["sparring_stream_retention_seconds"], values["sparring_stream_missing_seconds"]) == (
+            "86400",
+            "0",
+        )
         shown = urllib3.request("GET", f"{url}/v1/games/{GAME.name}/stats").json()
         assert shown["stream"]["stream"] == job.stream.stream
         assert shown["stream"]["state"] == "running"
@@ -326,6 +331,62 @@ def test_it_stops_gracefully_and_the_platform_goes_on_without_reading_again(job:
     new = job.batches()[len(batches) :]
     assert sum(batch["fragments"] for batch in new) == 1
     assert sum(batch["duplicates"] for batch in new) == 0
+
+
+def test_a_fragment_that_the_store_cannot_hold_is_refused_and_the_rest_of_its_batch_goes_on(
+    server: Server, tmp_path: Path, cassandra: CassandraNode, cassandra_address: str
+) -> None:
+    """Nine MiB of black pictures are a small record, and more than Cassandra takes in one write."""
+    job = Job(server.stream(1), tmp_path, cassandra_address)
+    frame = PICTURES.observation.element.itemsize
+    *fragments, huge = [
+        msgspec.structs.replace(f, obs=bytes(frame * (f.steps + 1)))
+        for f in (*play(7, game=PICTURES, steps=2), *play(1, game=PICTURES, steps=80))
+    ]
+    assert len(huge.obs) > 9 << 20
+    sent = [*fragments[:4], huge, *fragments[4:]]
+    send_raw(job.stream, record.encode([record.declaration(PICTURES)], [msgspec.msgpack.encode(f) for f in sent], True))
+    job.start("--once")
+    try:
+        assert job.wait(240) == 0, job.log()
+        assert by_id(stored(job.store, PICTURES)) == by_id(fragments)
+        assert job.status()["rejected"] == refused(job.store, PICTURES) == 1
+        with cassandra.session() as session:
+            (note,) = [row for row in session.execute("SELECT id, reason FROM tests.quarantine") if row.id == huge.id]
+        assert "9 MiB, at most 8 fit" in note.reason
+    finally:
+        job.kill()
+
+
+def test_what_a_stream_forgot_while_the_job_was_away_is_told_and_counted(server: Server, tmp_path: Path) -> None:
+    """The stream keeps a day. The job was away for 30 hours, and then for 13: by its own last words, set back."""
+    job = Job(server.stream(1), tmp_path)
+    producer = Producer(job.stream)
+    put(producer, play(20))
+    job.start("--once")
+    assert job.wait(240) == 0, job.log()
+    first = job.status()
+    assert (first["state"], first["lag"], first["retention"], first["missing"]) == ("stopped", 0, 86_400, 0)
+    assert "behind the stream" not in job.log()
+
+    def away(hours: float) -> Any:
+        path = job.directory / "status.json"
+        path.write_bytes(msgspec.json.encode({**job.status(), "updated": time.time() - 3600 * hours}))
+        put(producer, play(20, seed=int(hours)))
+        job.start("--once")
+        assert job.wait(240) == 0, job.log()
+        return job.status()
+
+    late = away(30)
+    assert "the job is 30.0 h behind" in job.log()
+    assert "What arrived in the first 6.0 h of that is lost" in job.log()
+    assert 6 * 3600 <= late["missing"] < 6 * 3600 + 300
+    assert late["lag"] == 0
+    later = away(13)
+    assert "the job is 13.0 h behind the stream" in job.log()
+    assert later["missing"] == late["missing"]
+    assert len(stored(job.store)) == 60
+    producer.close()
 
 
 WORKER = ("reading", "read", "before", "inside", "after")

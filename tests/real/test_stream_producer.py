@@ -207,6 +207,49 @@ def test_when_the_stream_takes_nothing_senders_are_told_and_memory_is_bounded(se
     proxy.close()
 
 
+def test_an_answer_with_too_few_results_does_not_end_the_producer(server: Server) -> None:
+    answers = iter([(200, b'{"Records": []}'), (200, b'{"Records": [{}, {}, {}]}')])
+    proxy = Proxy(server.port, lambda action, asked: next(answers, None) if action == "PutRecords" else None)
+    stream = server.stream(1, endpoint=proxy.endpoint)
+    producer = Producer(stream)
+    fragments = play(50)
+    put(producer, fragments)
+    producer.close()
+    proxy.close()
+    shards = arrived(Kinesis(f"kinesis://{stream.stream}?endpoint={server.endpoint}"))
+    assert sorted(f.id for some in shards.values() for f in some) == sorted(f.id for f in fragments)
+    assert_in_order(shards)
+
+
+@pytest.mark.parametrize("method", ["_send", "_fill"])
+def test_a_fault_that_nobody_foresaw_is_told_once_and_sending_goes_on(
+    method: str, server: Server, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    stream = server.stream(2)
+    producer = Producer(stream)
+    fragments, works, faults = play(60), getattr(producer, method), [3]
+
+    def faulty(*args: Any) -> Any:
+        result = works(*args) if method == "_fill" else None  # it dies with lanes in its hands
+        if faults[0] and producer._busy | dict.fromkeys(lane for lane in producer._lanes if lane.flying):
+            faults[0] -= 1
+            raise RuntimeError("out of the blue")
+        return works(*args) if method == "_send" else result
+
+    monkeypatch.setattr(producer, method, faulty)
+    put(producer, fragments)
+    assert faults == [0]
+    assert [r.levelname for r in caplog.records if "out of the blue" in r.getMessage()] == ["ERROR"]
+    faults[0] = 1 << 30  # for good: the sender is told when its patience is over
+    monkeypatch.setattr(producer, "_patience", 0.3)
+    with pytest.raises(StreamBusy, match="out of the blue"):
+        producer.submit(GAME, play(1)).result(20)
+    faults[0] = 0
+    producer.close()
+    assert not producer._thread.is_alive()
+    assert_in_order(arrived(stream))
+
+
 def test_a_stream_that_is_not_there_is_told_with_what_to_do(server: Server) -> None:
     missing = Kinesis(f"kinesis://nowhere?endpoint={server.endpoint}")
     with pytest.raises(InputError, match="sparring stream create"):
@@ -333,6 +376,8 @@ def test_streams_are_made_shown_and_resharded_by_commands(server: Server) -> Non
     widths = [s.hash_key_range.width for s in Kinesis(address).shards() if s.open]
     assert sum(widths) == 1 << 128
     assert cli("stream", "status", f"kinesis://other?endpoint={server.endpoint}").returncode == 2
+    other = cli("stream", "create", f"kinesis://for-a-week?endpoint={server.endpoint}")
+    assert "keeps records for 168 h" in other.stdout
 
 
 def test_resharding_keeps_players_in_order(server: Server) -> None:

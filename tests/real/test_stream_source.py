@@ -1,19 +1,27 @@
 """The stream as Spark sees it, without Spark: what a batch covers, and where the next one begins."""
 
+import contextlib
 import json
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
+import pyarrow as pa
 import pytest
 from kinesis_server import Proxy, Server, everything, running
 from test_stream_producer import GAME, play, put
 
+from sparring.errors import InputError
 from sparring.experience import Fragment
+from sparring.store.protocol import Outcome
+from sparring.store.sqlite import SqliteStore
 from sparring.stream import record
 from sparring.stream.kinesis import Kinesis
 from sparring.stream.producer import Producer
-from sparring.stream.source import CLOSED, KinesisReader, Positions, Reached
+from sparring.stream.sink import Sink
+from sparring.stream.source import CLOSED, SCHEMA, KinesisReader, Positions, Reached
 
 pytestmark = pytest.mark.real
 
@@ -148,3 +156,76 @@ def test_an_iterator_that_expired_is_replaced(server: Server, tmp_path: Path) ->
     proxy.close()
     assert seen["pages"] > 2
     assert sorted(f.id for f in batches.fragments) == sorted(f.id for f in sent)
+
+
+def test_a_stream_that_was_made_again_under_its_name_is_read_from_its_beginning(
+    server: Server, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    stream = server.stream(1)
+    put_all(stream, 50)
+    stream.reshard(2)
+    put_all(stream, 50, seed=1)
+    batches = Batches(stream, tmp_path)
+    while batches.next() is not None:
+        continue
+    stream._ask("DeleteStream", {}, None)
+    for _ in range(100):
+        with contextlib.suppress(InputError):  # there already, for as long as it is being deleted
+            stream.create(2, 24)  # its shards have the names of the two of which one was closed and one was read
+            break
+        time.sleep(0.1)
+    sent, before = put_all(stream, 50, seed=2), len(batches.fragments)
+    while batches.next() is not None:
+        continue
+    assert sorted(f.id for f in batches.fragments[before:]) == sorted(f.id for f in sent)
+    assert "Reading its oldest record next" in caplog.text
+
+
+def test_the_end_of_an_old_shard_is_as_far_behind_as_its_last_record(server: Server, tmp_path: Path) -> None:
+    stream = server.stream(1)
+    put_all(stream, 20)
+    stream.reshard(2)
+    put_all(stream, 20, seed=1)
+    batches = Batches(stream, tmp_path)
+    assert batches.next() == ["shardId-000000000000"]
+    assert batches.lag > 0  # its children were not read
+    while batches.next() is not None:
+        continue
+    assert batches.lag == 0
+
+
+def rows(fragments: list[Fragment]) -> pa.RecordBatch:
+    data = record.encode([record.declaration(GAME)], [msgspec.msgpack.encode(f) for f in fragments])
+    return pa.RecordBatch.from_pylist([{"data": data, "sequence": "1", "arrival": time.time()}], SCHEMA)
+
+
+def test_a_game_that_is_deleted_while_its_play_is_on_the_stream_does_not_stop_the_job(tmp_path: Path) -> None:
+    store = SqliteStore(tmp_path / "store.db")
+    task = Sink(store, {})
+    task.take(rows(play(5)))
+    task._written()
+    store.delete_game(GAME.name)
+    task.take(rows(play(5, seed=1)))
+    result = task.finish()
+    assert (result.fragments, result.rejected) == (5, 5)
+    assert "no game 'Pole-v0'" in result.newest[0].reason
+    following = Sink(store, {game.name: game for game in store.games()})  # the next task: the record declares it again
+    following.take(rows(play(5, seed=2)))
+    assert following.finish().fragments == 5
+    store.close()
+
+
+def test_nothing_is_thrown_away_when_it_is_the_store_that_is_out_of_order(tmp_path: Path) -> None:
+    store = SqliteStore(tmp_path / "store.db")
+    store.register(GAME)
+
+    def append(fragments: object) -> list[Outcome]:
+        raise InputError("cassandra://db/play refuses the login")
+
+    store.append = append  # type: ignore[method-assign]
+    task = Sink(store, {GAME.name: GAME})
+    task.take(rows(play(5)))
+    with pytest.raises(InputError, match="refuses the login"):
+        task.finish()
+    assert task.result.rejected == 0
+    store.close()

@@ -453,9 +453,12 @@ def test_the_card_shows_how_to_load_it(
     assert found is not None
     assert len(found[1].splitlines()) == 3
     monkeypatch.chdir(tmp_path / "games/Arena/models/bot/1")
-    onnxruntime.set_default_logger_severity(3)
     names = {"at": np.zeros((2, 2), np.float32), "weapon": np.zeros(2, np.int32)}
-    exec(found[1], names)
+    onnxruntime.set_default_logger_severity(3)  # of the whole process
+    try:
+        exec(found[1], names)
+    finally:
+        onnxruntime.set_default_logger_severity(2)  # as it begins
     assert names["action"].shape == (2,)
 
 
@@ -487,3 +490,51 @@ def test_a_store_that_fails_is_not_taken_for_an_empty_one(
     monkeypatch.setattr(module.obstore, "put", failing)
     with pytest.raises(SparringError, match="cannot"):
         registry.publish(policy, algorithm="dqn")
+
+
+def test_a_deleted_game_is_gone_and_its_numbers_are_not_given_out_again(
+    anywhere: Registry, policy: Policy, random_policy: Callable[..., Policy]
+) -> None:
+    other = random_policy(Game("CartPole-v10", Box((4,)), Discrete(2)), (Dense(8),), QValues())
+    for _ in range(3):
+        anywhere.publish(policy, algorithm="dqn")
+    anywhere.publish(policy, model="second", algorithm="dqn")
+    kept = anywhere.publish(other, algorithm="dqn")
+    assert anywhere.latest("CartPole-v1") is not None
+    assert anywhere.delete_game("CartPole-v1") == 4
+    assert anywhere.games() == ["CartPole-v10"]
+    assert anywhere.latest("CartPole-v1") is None
+    assert (anywhere.models("CartPole-v1"), anywhere.versions("CartPole-v1")) == ([], [])
+    with pytest.raises(NotPublished):
+        anywhere.manifest("CartPole-v1", "bot", 3)
+    assert anywhere.latest("CartPole-v10") == kept
+    assert anywhere.delete_game("CartPole-v1") == anywhere.delete_game("never-there") == 0
+    again = anywhere.publish(policy, algorithm="dqn")
+    assert again.version == 4
+    assert anywhere.latest("CartPole-v1") == again
+    assert anywhere.delete_game("CartPole-v1") == 1
+    assert anywhere.publish(policy, algorithm="dqn").version == 5
+
+
+def test_little_is_left_of_a_deleted_game(registry: Registry, policy: Policy, tmp_path: Path) -> None:
+    for _ in range(3):
+        registry.publish(policy, algorithm="dqn")
+    (tmp_path / MODEL / "notes.txt").write_text("somebody's own")
+    registry.delete_game("CartPole-v1")
+    left = [path for path in (tmp_path / MODEL).rglob("*") if path.is_file()]
+    assert {str(path.relative_to(tmp_path / MODEL)) for path in left} == {"3/deleted", "notes.txt"}
+
+
+def test_another_process_that_knew_a_deleted_version_does_not_serve_it(
+    registry: Registry, policy: Policy, tmp_path: Path
+) -> None:
+    other = Registry(tmp_path)
+    for _ in range(3):
+        registry.publish(policy, algorithm="dqn")
+    assert other.latest("CartPole-v1") is not None
+    registry.delete_game("CartPole-v1")
+    assert other.latest("CartPole-v1") is None
+    registry.publish(policy, algorithm="dqn")
+    latest = other.latest("CartPole-v1")
+    assert latest is not None
+    assert latest.version == 4

@@ -303,6 +303,21 @@ def test_latest_never_goes_back(bucket: Bucket, address: str, policy: Policy, tm
     assert latest.version == 40
 
 
+def test_a_deleted_game_leaves_the_bucket(bucket: Bucket, address: str, policy: Policy) -> None:
+    registry = Registry(address)
+    for _ in range(2):
+        registry.publish(policy, algorithm="dqn")
+    pointer = f"{bucket.public_url}/{MODEL}/latest.json"
+    assert stranger("GET", pointer).status == 200
+    assert registry.delete_game(GAME.name) == 2
+    assert stranger("GET", pointer).status in (403, 404)
+    assert Registry(address).latest(GAME.name) is None
+    left = [entry["path"] for batch in obstore.list(bucket.store(), "games") for entry in batch]
+    assert sorted(left) == [f"{MODEL}/2/deleted", "games/README.md"]
+    assert Registry(address).publish(policy, algorithm="dqn").version == 3
+    bucket._refuse_strangers()  # what is left is ours
+
+
 def test_a_slow_publisher_does_not_move_latest_back(
     bucket: Bucket, address: str, policy: Policy, monkeypatch: pytest.MonkeyPatch
 ) -> None:

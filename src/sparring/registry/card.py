@@ -25,6 +25,7 @@ def card(manifest: Manifest, policy: Policy) -> str:
         _example(policy),
         "It also gives `sampled`, an exploring action made from the optional input `noise` "
         f"([N, {policy.noise_size}], {_NOISE[policy.noise_kind]}), and `log_prob`, its log-probability. "
+        "(That `noise` may be left out is what ONNX Runtime warns of when it loads the file: it is meant.) "
         "To train on from it, load `policy.safetensors` with `sparring.export.weights.load`.",
     ]
     return "\n\n".join(sections) + "\n"

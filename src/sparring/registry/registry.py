@@ -5,6 +5,7 @@
 
 `policy.onnx` is created first and claims the number; the manifest is created last, and a version exists once it does.
 Nothing is ever changed but `latest.json`, which only moves forward. Whoever is killed half-way leaves a number unused.
+Of a game that was deleted `<version>/deleted` stays, with its highest number.
 
 On a directory every file is on disk (fsync; obstore itself never calls it) before the manifest appears, so a power loss
 can take the newest version back but not leave it torn, and its number is not given out again. Should a disk lose bytes
@@ -20,7 +21,7 @@ import os
 import re
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -45,6 +46,7 @@ VERSION = re.compile(r"[1-9][0-9]{0,14}")
 POINTER = {"Content-Type": "application/json", "Cache-Control": "public, max-age=5"}
 FOREVER = "public, max-age=31536000, immutable"
 TYPES = {".json": "application/json", ".md": "text/markdown; charset=utf-8"}
+OURS = re.compile(r"games/[^/]+/models/([^/]+)/(?:latest\.json|([1-9][0-9]{0,14})/[^/]+)")
 MANIFEST = re.compile(r"games/([^/]+)/models/([^/]+)/([1-9][0-9]{0,14})/manifest\.json")
 
 
@@ -276,6 +278,40 @@ class Registry:
         with self._explained(f"write {path} to"):
             # Directories keep no such things.
             obstore.put(self._store, path, content, mode=mode, attributes=None if self._root else told)
+
+    def delete_game(self, game: str) -> int:
+        """All that was published of a game: how many versions. Their numbers are not given out again: whoever kept a
+        version, which they may for ever, must not take another one for it."""
+        found: dict[str, list[tuple[str, int]]] = {}  # by model: paths and versions
+        with self._explained(f"list {game} in"):
+            for batch in obstore.list(self._store, _folder(game)):
+                for ours in filter(None, (OURS.fullmatch(entry["path"]) for entry in batch)):
+                    found.setdefault(ours[1], []).append((ours[0], int(ours[2] or 0)))
+        for model, paths in found.items():
+            self._retire(_folder(game, model), dict(paths))
+            self._latest.pop((game, model), None)
+        return sum(MANIFEST.fullmatch(path) is not None for paths in found.values() for path, _ in paths)
+
+    def _retire(self, folder: str, paths: dict[str, int]) -> None:
+        """What makes a version exist goes first; the highest number stays claimed."""
+        pointer = _pointer(self._get(f"{folder}/latest.json"))
+        last = max(*paths.values(), pointer.version if pointer else 0)
+        claim = f"{folder}/{last}/deleted"
+        gone = sorted(paths.keys() - {claim}, key=lambda path: not path.endswith(".json"))
+        if not gone:
+            return
+        if last:
+            self._put(claim, b"", "overwrite")
+        with self._explained(f"delete {folder} in"):
+            if self._root is None:
+                obstore.delete(self._store, gone)
+                return
+            for path in gone:
+                (self._root / path).unlink(missing_ok=True)
+            for version in {*paths.values()} - {0, last}:
+                with suppress(OSError):  # not empty: somebody is just publishing into it
+                    (self._root / folder / str(version)).rmdir()
+        self._sync(f"{folder}/{last}" if last else folder)
 
     @contextmanager
     def _alone(self, folder: str) -> Iterator[None]:

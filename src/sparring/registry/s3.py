@@ -19,7 +19,7 @@ import urllib3
 from obstore.exceptions import BaseError
 from obstore.store import S3Store
 
-from sparring import aws
+from sparring import aws, aws_sdk
 from sparring.errors import InputError, SparringError
 
 __all__ = ["Bucket"]
@@ -83,7 +83,7 @@ class Bucket:
         """Where its keys begin. A name with dots has no certificate of its own."""
         if self.endpoint is not None:
             return f"{self.endpoint}/{self.name}"
-        host = f"s3.{self.region}.amazonaws.com"
+        host = aws.endpoint("s3", self.region).removeprefix("https://")
         return f"https://{host}/{self.name}" if "." in self.name else f"https://{self.name}.{host}"
 
     @property
@@ -194,7 +194,7 @@ class Bucket:
         others = [statement for statement in others if statement.get("Sid") != ours["Sid"]]
         policy["Statement"] = [*others, ours]
         self._do("write the policy of", "PUT", "?policy", json.dumps(policy).encode())
-        yield f"wrote its policy: anybody may GET {ours['Resource'].removeprefix('arn:aws:s3:::')}"
+        yield f"wrote its policy: anybody may GET {ours['Resource'].rpartition(':::')[2]}"
 
     def statement(self) -> dict[str, Any]:
         """Of the bucket's policy. Listing stays closed: what is published is found through latest.json."""
@@ -203,7 +203,7 @@ class Bucket:
             "Effect": "Allow",
             "Principal": "*",
             "Action": "s3:GetObject",
-            "Resource": f"arn:aws:s3:::{self.name}/{self._key('games/*')}",
+            "Resource": f"arn:{aws.partition(self.region)}:s3:::{self.name}/{self._key('games/*')}",
         }
 
     def _share_with_pages(self) -> str:
@@ -276,7 +276,7 @@ class Bucket:
 
 
 def _credentials() -> aws.Credentials:
-    found = aws.credentials()
+    found = aws_sdk.credentials()
     if found is None:
         raise InputError(aws.NO_CREDENTIALS)
     return found

@@ -54,7 +54,10 @@ class StreamServer(Server):
 
     def _upload(self, body: bytes, timeout: float) -> Answer:
         assert self.game is not None  # the client says which; its declaration travels with the play
-        fragments = wire.decode(wire.decompress(body, "gzip", MAX_BODY))
+        try:
+            fragments = wire.decode(wire.decompress(body, "gzip", MAX_BODY))
+        except InputError as error:  # as a gateway would say it: the body comes from a disk
+            raise Refused(Problem("Unprocessable Content", 422, str(error))) from error
         try:
             outcomes = self._producer.submit(self.game, fragments).result(timeout)
         except TimeoutError:

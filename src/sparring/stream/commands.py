@@ -1,28 +1,30 @@
 """`sparring stream create|status|reshard` and `sparring ingest`. Spark loads only where it runs."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from sparring.errors import InputError
+
+if TYPE_CHECKING:
+    from sparring.stream.kinesis import Kinesis
 
 __all__ = ["app", "ingest", "require_spark"]
 
 app = typer.Typer(help="Make, show and reshard the stream that play travels on.", no_args_is_help=True)
 Address = Annotated[str, typer.Argument(help="kinesis://NAME?region=REGION, see docs/stream.md.")]
 Shards = Annotated[int, typer.Option(min=1, help="Each takes 1 MB or 1,000 records a second.")]
-Retention = Annotated[int, typer.Option(min=24, max=8760, help="Hours that the stream keeps what was read.")]
+Retention = Annotated[int, typer.Option(min=24, max=8760, help="Hours that the stream keeps records, read or not.")]
+WEEK = 168  # hours: a job may be away for a long weekend. More than 24 cost extra: see docs/aws.md
 
 
 @app.command(epilog="Example:\n\n  $ sparring stream create 'kinesis://play?region=eu-central-1' --shards 4")
-def create(address: Address, shards: Shards = 1, retention: Retention = 24) -> None:
+def create(address: Address, shards: Shards = 1, retention: Retention = WEEK) -> None:
     """Make a stream."""
     from rich.console import Console
 
-    from sparring.stream.kinesis import Kinesis
-
-    stream = Kinesis(address)
+    stream = _stream(address)
     with Console().status(f"making {stream.stream}…"):
         stream.create(shards, retention)
     _show(address)
@@ -34,10 +36,8 @@ def status(
     retention: Annotated[int | None, typer.Option(min=24, max=8760, help="Change it to so many hours.")] = None,
 ) -> None:
     """Show a stream's shards, or change how long it keeps records."""
-    from sparring.stream.kinesis import Kinesis
-
     if retention is not None:
-        Kinesis(address).retain(retention)
+        _stream(address).retain(retention)
     _show(address)
 
 
@@ -46,9 +46,7 @@ def reshard(address: Address, shards: Shards) -> None:
     """Split or merge shards until there are so many. Writers and the ingest job follow by themselves."""
     from rich.console import Console
 
-    from sparring.stream.kinesis import Kinesis
-
-    stream = Kinesis(address)
+    stream = _stream(address)
     with Console().status(f"resharding {stream.stream}…") as line:
         stream.reshard(shards, lambda now: line.update(f"{stream.stream} has {now} shards, {shards} are wanted…"))
     _show(address)
@@ -117,13 +115,20 @@ def _setting(text: str) -> tuple[str, str]:
     return key, value
 
 
+def _stream(address: str) -> "Kinesis":
+    from sparring import aws_sdk
+    from sparring.stream.kinesis import Kinesis
+
+    return Kinesis(address, credentials=aws_sdk.credentials)
+
+
 def _show(address: str) -> None:
     from rich.console import Console
 
-    from sparring.stream.kinesis import HASHES, Kinesis
+    from sparring.stream.kinesis import HASHES
     from sparring.terminal import table
 
-    stream = Kinesis(address)
+    stream = _stream(address)
     summary, shards = stream.summary(), stream.shards()
     title = f"{summary.stream_name}: {summary.stream_status}, keeps records for {summary.retention_period_hours} h"
     rows = [

@@ -16,9 +16,8 @@ import socket
 import sys
 import threading
 import time
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
@@ -33,25 +32,22 @@ from pyspark.sql.datasource import InputPartition
 from pyspark.sql.streaming.query import StreamingQuery
 from pyspark.sql.types import StructType
 
+from sparring import aws_sdk
 from sparring.api import StreamStatus
 from sparring.client.spool import write_whole
 from sparring.errors import InputError, SparringError
-from sparring.experience import Fragment, validate
-from sparring.games import Game
 from sparring.store import open_store
-from sparring.store.protocol import Outcome, Refused, Store, StoreAway, StoreBusy
-from sparring.stream import record
+from sparring.store.protocol import Store
 from sparring.stream.kinesis import Kinesis
-from sparring.stream.source import CLOSED, KinesisReader, KinesisSource, Mark, Positions, Reached
+from sparring.stream.sink import Result, Sink
+from sparring.stream.source import KinesisReader, KinesisSource, Positions, Reached
 
-__all__ = ["Batch", "Options", "Result", "Sink", "main", "run"]
+__all__ = ["Batch", "Options", "main", "run"]
 
-CHUNK = 16 << 20  # bytes of fragments appended at once
-PATIENCE = 120.0  # seconds with a store that is busy or away, until the task fails
-PENDING = 2  # chunks that wait while one is written
 MAX_TEXT = 300
-NEWEST = 200  # refused fragments of a task that are noted one by one
 HEARTBEAT = 2.0  # seconds between signs of life
+ALARM = 0.5  # of the stream's retention: who is further behind is warned …
+AGAIN = 3600.0  # … every so many seconds
 FIRST_DELAY, MAX_DELAY = 1.0, 60.0  # between two tries of a batch that fails
 log = logging.getLogger("sparring.ingest")
 
@@ -68,23 +64,6 @@ class Options(msgspec.Struct, frozen=True):
     conf: dict[str, str] = {}
     once: bool = False  # ends when it has caught up
     parent: int | None = None  # ends when this process is gone
-
-
-class Result(msgspec.Struct):
-    """What became of a shard's part of a batch."""
-
-    batch: int = 0
-    shard: str = ""
-    after: str | None = None  # the sequence number up to which everything is stored; none: there was nothing to read
-    lag: float = 0.0
-    records: int = 0
-    bytes: int = 0
-    fragments: int = 0
-    steps: int = 0
-    duplicates: int = 0
-    rejected: int = 0
-    refused: dict[str, int] = {}  # the same, per game
-    newest: list[Refused] = []  # of them, for the quarantine
 
 
 class Batch(msgspec.Struct, frozen=True):
@@ -104,122 +83,6 @@ class Batch(msgspec.Struct, frozen=True):
 
 
 # On executors
-
-
-class Sink:
-    """One task's records into the store. Nothing is lost when it dies half-way: all of it comes again."""
-
-    def __init__(self, store: Store, games: dict[str, Game]) -> None:
-        self._store, self._games = store, games
-        self._writer = ThreadPoolExecutor(1, "append")  # decoding goes on meanwhile; one, so that order is kept
-        self._pending: deque[Future[list[Outcome]]] = deque()
-        self._sent: deque[list[Fragment]] = deque()
-        self.result = Result()
-
-    def take(self, rows: pa.RecordBatch) -> None:
-        fragments: dict[str, list[Fragment]] = {}
-        arrived = 0.0
-        for data, sequence, arrival, mark in zip(*(column.to_pylist() for column in rows.columns), strict=True):
-            if mark is not None:
-                self._read_to(msgspec.json.decode(mark, type=Mark))
-                continue
-            self.result.after, arrived = sequence, max(arrived, arrival)
-            self.result.records += 1
-            self.result.bytes += len(data)
-            try:
-                games, found = record.decode(data)
-            except InputError as error:
-                self._reject("", "", f"record {sequence}", str(error))
-                continue
-            for f in found:
-                fragments.setdefault(f.game, []).append(f)
-            for name in games.keys() - self._games.keys():
-                self._register(games[name])
-        for name, some in fragments.items():
-            self._check(name, some, arrived)
-
-    def finish(self) -> Result:
-        """Everything is in the store when it returns."""
-        while self._pending:
-            self._written()
-        self._writer.shutdown()
-        return self.result
-
-    def _read_to(self, mark: Mark) -> None:
-        self.result.batch, self.result.shard, self.result.lag = mark.batch, mark.shard, mark.lag
-        if mark.closed:
-            self.result.after = CLOSED
-
-    def _register(self, game: Game) -> None:
-        try:
-            self._store.register(game)
-        except InputError as error:  # known with other spaces: the check will say so of each fragment
-            log.warning("%s", error)
-        self._games.update({known.name: known for known in self._store.games()})
-
-    def _check(self, name: str, fragments: list[Fragment], arrived: float) -> None:
-        """By the stream's clock: whenever it is read, and whatever the clock here says, the answer is the same."""
-        game = self._games.get(name)
-        if game is None:
-            reasons: Sequence[str | None] = [f"the record does not declare its game {name[:100]!r}"] * len(fragments)
-        else:
-            reasons = validate.check(game, fragments, arrived)
-        good = []
-        for f, reason in zip(fragments, reasons, strict=True):
-            if reason is None:
-                good.append(f)
-            else:
-                self._reject(f.game, f.player, f.id, reason)
-        chunk: list[Fragment] = []
-        size = 0
-        for f in good:
-            chunk.append(f)
-            size += len(f.obs) + len(f.action) + len(f.reward)
-            if size >= CHUNK:
-                self._append(chunk)
-                chunk, size = [], 0
-        if chunk:
-            self._append(chunk)
-
-    def _append(self, fragments: list[Fragment]) -> None:
-        self._sent.append(fragments)
-        self._pending.append(self._writer.submit(self._store_patiently, fragments))
-        if len(self._pending) > PENDING:
-            self._written()
-
-    def _store_patiently(self, fragments: list[Fragment]) -> list[Outcome]:
-        """A store that is busy or away comes back; and what a killed writer left half-done is cleared up only by one
-        that keeps asking, not by the next process that a failed task gets."""
-        until, delay = time.monotonic() + PATIENCE, 0.1
-        while True:
-            try:
-                return self._store.append(fragments)
-            except (StoreBusy, StoreAway) as error:
-                if time.monotonic() > until:
-                    raise
-                log.warning("the store does not take it yet: %s", error)
-                time.sleep(delay)
-                delay = min(2 * delay, 2.0)
-
-    def _written(self) -> None:
-        result = self.result
-        for f, outcome in zip(self._sent.popleft(), self._pending.popleft().result(), strict=True):
-            if outcome is Outcome.STORED:
-                result.fragments += 1
-                result.steps += f.steps
-            elif outcome is Outcome.DUPLICATE:
-                result.duplicates += 1
-            else:
-                reason = f"the id {f.id!r} is taken by a fragment with other content"
-                self._reject(f.game, f.player, f.id, reason)
-
-    def _reject(self, game: str, player: str, fragment_id: str, reason: str) -> None:
-        """Told to the driver: this task may be killed and done again, and a refusal counts once."""
-        result, texts = self.result, (game, player, fragment_id, reason)
-        known = game if game in self._games else "?"  # names that somebody made up would be counted for ever
-        result.rejected += 1
-        result.refused[known] = result.refused.get(known, 0) + 1
-        result.newest = [*result.newest[1 - NEWEST :], Refused(*(text[:MAX_TEXT] for text in texts))]
 
 
 class StoredKinesis(KinesisSource):
@@ -244,7 +107,8 @@ class StoringReader(KinesisReader):
         self._store = store
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        sink = Sink(*_opened(self._store))
+        store = _opened(self._store)
+        sink = Sink(store, {game.name: game for game in store.games()})  # each time: one may have been deleted
         for rows in super().read(partition):
             sink.take(rows)
         result = msgspec.json.encode(sink.finish()).decode()
@@ -252,10 +116,9 @@ class StoringReader(KinesisReader):
 
 
 @functools.lru_cache(maxsize=2)
-def _opened(address: str) -> tuple[Store, dict[str, Game]]:
-    """A store per worker process, which does many tasks, and the games that it knows."""
-    store = open_store(address)
-    return store, {game.name: game for game in store.games()}
+def _opened(address: str) -> Store:
+    """A store per worker process, which does many tasks."""
+    return open_store(address)
 
 
 # On the driver
@@ -266,6 +129,7 @@ class _Job:
     options: Options
     told: Callable[[Batch], None]
     store: Store
+    stream: Kinesis
     source: str  # the stream, as the store's quarantine knows it
     positions: Positions
     status: StreamStatus
@@ -273,6 +137,7 @@ class _Job:
     saying: threading.Lock = field(default_factory=threading.Lock)  # batches and signs of life are two threads
     rested: float = field(default_factory=time.monotonic)  # when a batch last ended, or there was nothing to do
     lag: float = 0.0  # at that moment
+    quiet: float = 0.0  # no warning before
 
     def batch(self, rows: DataFrame, number: int) -> None:
         """A micro-batch of Spark: all of it is stored, and how far it came is written down, when it returns."""
@@ -305,7 +170,7 @@ class _Job:
             for name in ("records", "bytes", "fragments", "steps", "duplicates", "rejected")
         }
         lag = max(result.lag for result in results)
-        self.lag, self.rested = lag, time.monotonic()
+        self.rest(lag)
         done = Batch(time.time(), results[0].batch, round(seconds, 3), len(results), **sums, lag=round(lag, 3))
         with (self.options.directory / "metrics.jsonl").open("ab") as file:
             file.write(msgspec.json.encode(done) + b"\n")
@@ -315,6 +180,44 @@ class _Job:
         )
         self.told(done)
 
+    def rest(self, lag: float) -> None:
+        self.lag, self.rested = lag, time.monotonic()
+
+    def behind(self) -> float:
+        """Seconds that the oldest record which was not read may be old: what arrived while a batch takes long, or fails
+        again and again, is not in the store."""
+        busy = time.monotonic() - self.rested
+        return self.lag + (busy if busy > HEARTBEAT else 0.0)
+
+    def beat(self) -> None:
+        """A sign of life. A stream forgets: whoever is far behind is warned, and what it forgot unread is counted."""
+        behind = self.behind()
+        alarm = behind > ALARM * self.status.retention and time.monotonic() >= self.quiet
+        retention = self.ask_retention() if alarm else self.status.retention  # somebody may have raised it
+        gone = max(0.0, behind - retention)
+        if gone:
+            self.rest(retention)  # counted once
+        missing = round(self.status.missing + gone, 3)
+        self.say(lag=round(behind - gone, 3), retention=retention, missing=missing)
+        if not alarm or behind <= ALARM * retention:
+            return
+        self.quiet = time.monotonic() + AGAIN
+        told = (
+            f"the job is {_hours(behind)} behind the stream {self.status.stream}, which keeps records for"
+            f" {_hours(retention)}: `sparring stream status ADDRESS --retention HOURS` lets it keep them longer."
+        )
+        if gone:
+            log.error("%s What arrived in the first %s of that is lost, if anything did", told, _hours(gone))
+        else:
+            log.warning("%s What is older is lost: mend what holds the job up, or give it more cores", told)
+
+    def ask_retention(self) -> float:
+        try:
+            return 3600.0 * self.stream.summary(patience=0.0).retention_period_hours
+        except SparringError as error:
+            log.warning("how long the stream keeps records is not known: %s", error)
+            return self.status.retention
+
     def say(self, **news: Any) -> None:
         with self.saying:
             self.status = msgspec.structs.replace(self.status, **news, updated=time.time())
@@ -323,21 +226,44 @@ class _Job:
 
 def run(options: Options, told: Callable[[Batch], None] = lambda batch: None) -> None:
     """Until SIGINT or SIGTERM, which let the batch end that is going on; or until it has caught up."""
-    stream = Kinesis(options.stream)
-    stream.summary()  # a wrong address or missing credentials are told before Spark starts
+    stream = Kinesis(options.stream, credentials=aws_sdk.credentials)
+    summary = stream.summary()  # a wrong address or missing credentials are told before Spark starts
     _require_master(options.master)
     store = open_store(options.store)
     options.directory.mkdir(parents=True, exist_ok=True)
-    positions, status = Positions(options.directory / "positions.json"), StreamStatus(stream.stream, "starting")
-    job = _Job(options, told, store, f"{stream.endpoint}/{stream.stream}", positions, status)
+    before = _last_words(options.directory / "status.json")
+    status = StreamStatus(
+        stream.stream,
+        "starting",
+        retention=3600.0 * summary.retention_period_hours,
+        missing=0.0 if before is None else before.missing,
+    )
+    positions = Positions(options.directory / "positions.json")
+    job = _Job(options, told, store, stream, f"{stream.endpoint}/{stream.stream}", positions, status)
+    job.lag = 0.0 if before is None else max(0.0, time.time() - before.updated) + before.lag
     with contextlib.closing(store), _signals(job.stopping):
-        job.say()
+        job.beat()
         spark = _session(options)
         try:
             _keep_running(job, spark)
             spark.stop()
         except Py4JError as error:
             raise SparringError(f"Spark's Java process is gone: {type(error).__name__}") from error
+
+
+def _last_words(path: Path) -> StreamStatus | None:
+    """Of the job before this one: until when everything was read. None: there was none."""
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=StreamStatus)
+    except FileNotFoundError:
+        return None
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        log.warning("%s cannot be read, so whether the stream forgot something is not known: %s", path, error)
+        return None
+
+
+def _hours(seconds: float) -> str:
+    return f"{seconds / 3600:.1f} h"
 
 
 def _keep_running(job: _Job, spark: SparkSession) -> None:
@@ -348,13 +274,14 @@ def _keep_running(job: _Job, spark: SparkSession) -> None:
         job.say(state="running")
         try:
             _watch(job, query)
-            job.say(state="stopped")
+            job.say(state="stopped", lag=round(job.behind(), 3))
             return
         except PySparkException as error:
             delay = FIRST_DELAY if job.status.batches > before else min(2 * delay, MAX_DELAY)
             why = _cause(error)
             log.error("the batch failed and is done again in %g s: %s", delay, why)
             job.say(state=f"failed: {why}")
+            job.beat()
             job.stopping.wait(delay)
 
 
@@ -364,18 +291,19 @@ def _watch(job: _Job, query: StreamingQuery) -> None:
     while not job.stopping.is_set():
         if job.options.once:
             query.processAllAvailable()
+            job.rest(0.0)
             break
         if not query.isActive:
             query.awaitTermination()  # raises
         job.stopping.wait(0.2)
         if job.options.parent is not None and os.getppid() != job.options.parent:
             job.stopping.set()
-        if query.status["message"].startswith("Waiting"):
-            job.rested = time.monotonic()
+        status = query.status
+        if status["message"].startswith("Waiting"):
+            job.rest(job.lag if status["isDataAvailable"] else 0.0)
         if time.monotonic() - beat > HEARTBEAT:
             beat = time.monotonic()
-            busy = beat - job.rested  # what arrived since then is not in the store
-            job.say(lag=round(job.lag + (busy if busy > HEARTBEAT else 0.0), 3))
+            job.beat()
     while query.isActive and query.status["isTriggerActive"]:
         time.sleep(0.05)
     query.stop()

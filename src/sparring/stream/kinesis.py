@@ -25,6 +25,7 @@ __all__ = [
     "IteratorExpired",
     "Kinesis",
     "Page",
+    "PositionUnknown",
     "Put",
     "PutResult",
     "Record",
@@ -72,6 +73,10 @@ class TooLargeRequest(InputError):
 
 class IteratorExpired(InputError):
     """It lives for five minutes: ask for another one."""
+
+
+class PositionUnknown(InputError):
+    """The sequence number is none of this stream's."""
 
 
 class Range(msgspec.Struct, frozen=True, rename="pascal"):
@@ -164,10 +169,13 @@ class _Description(msgspec.Struct, frozen=True, rename="pascal"):
 
 class Kinesis:
     """`kinesis://NAME?region=eu-central-1`, optionally with `&endpoint=` (another
-    server that speaks the API) and `&lanes=` (see the producer)."""
+    server that speaks the API) and `&lanes=` (see the producer). `credentials`: where they come from. A game has the
+    small chain; servers pass `aws_sdk.credentials`."""
 
-    def __init__(self, address: str, timeout: float = 20.0) -> None:
-        self.address, self.timeout = address, timeout
+    def __init__(
+        self, address: str, timeout: float = 20.0, credentials: Callable[[], aws.Credentials | None] = aws.credentials
+    ) -> None:
+        self.address, self.timeout, self._source = address, timeout, credentials
         parts = urlsplit(address)
         options = dict(parse_qsl(parts.query, keep_blank_values=True))
         unknown = options.keys() - {"region", "endpoint", "lanes"}
@@ -177,12 +185,11 @@ class Kinesis:
         if "@" in parts.netloc:
             raise InputError("credentials do not belong into an address: use the environment or AWS_PROFILE")
         self.stream = parts.netloc
-        region = options.get("region") or os.environ.get("AWS_REGION") or os.environ.get("AWS_DEFAULT_REGION")
+        region = options.get("region") or aws.region()
         if region is None and "endpoint" not in options:
             raise InputError(f"{address}: in which region? Write kinesis://{self.stream}?region=eu-central-1")
         self.region = region or "us-east-1"
-        domain = "amazonaws.com.cn" if self.region.startswith("cn-") else "amazonaws.com"
-        self.endpoint = options.get("endpoint", f"https://kinesis.{self.region}.{domain}").rstrip("/")
+        self.endpoint = options.get("endpoint", aws.endpoint("kinesis", self.region)).rstrip("/")
         if urlsplit(self.endpoint).scheme not in ("http", "https") or not urlsplit(self.endpoint).hostname:
             raise InputError(f"{address}: the endpoint is {self.endpoint!r}, write it like http://127.0.0.1:4567")
         lanes = options.get("lanes", "64")
@@ -198,7 +205,11 @@ class Kinesis:
 
     def put(self, records: list[Put]) -> list[PutResult]:
         """One try; a result per record, some of which may be errors."""
-        return self._decode(self._call("PutRecords", {"Records": records}), _Puts).records
+        results = self._decode(self._call("PutRecords", {"Records": records}), _Puts).records
+        if len(results) != len(records):  # which of them landed is not known: all are sent again
+            told = f"{len(results)} results for {len(records)} records"
+            raise StreamBusy(f"{self.endpoint} did not answer like Kinesis: {told}")
+        return results
 
     def iterator(self, shard: str, after: str | None) -> str:
         """After this sequence number; none: from the oldest record there is."""
@@ -219,8 +230,8 @@ class Kinesis:
             shards += found.shards
         return shards
 
-    def summary(self) -> Summary:
-        return self._ask("DescribeStreamSummary", {}, _Description).stream_description_summary
+    def summary(self, patience: float = PATIENCE) -> Summary:
+        return self._ask("DescribeStreamSummary", {}, _Description, patience=patience).stream_description_summary
 
     def create(self, shards: int, retention: int) -> None:
         """Active when it returns."""
@@ -261,9 +272,11 @@ class Kinesis:
             self.wait_active()
         told(count)
 
-    def _ask(self, action: str, asked: dict[str, Any], kind: type[T] | None, stream: bool = True) -> T:
+    def _ask(
+        self, action: str, asked: dict[str, Any], kind: type[T] | None, stream: bool = True, patience: float = PATIENCE
+    ) -> T:
         """With patience: tried again while the stream is busy."""
-        delay, until = FIRST_DELAY, time.monotonic() + PATIENCE
+        delay, until = FIRST_DELAY, time.monotonic() + patience
         while True:
             try:
                 body = self._call(action, asked, stream)
@@ -293,7 +306,7 @@ class Kinesis:
         if self._local and "AWS_ACCESS_KEY_ID" not in os.environ:
             return aws.Credentials("local", "local")  # a server on this machine, for tests: it takes any
         try:
-            found = aws.credentials()
+            found = self._source()
         except aws.CredentialsError as error:
             raise StreamBusy(str(error)) from error
         if found is None:
@@ -317,6 +330,8 @@ class Kinesis:
             return StreamBusy(told)
         if code == "ExpiredIteratorException":
             return IteratorExpired(told)
+        if action == "GetShardIterator" and code == "InvalidArgumentException":
+            return PositionUnknown(told)
         if code == "ResourceNotFoundException":
             create = f"`sparring stream create '{self.address}'` makes it"
             return InputError(f"there is no stream {self.stream!r} at {self.endpoint}: {create}. ({text})")

@@ -2,6 +2,7 @@
 on its way at a time, so that what is tried again cannot overtake what came before it. One thread fills requests from
 all lanes; a fragment is acknowledged when the stream has its record."""
 
+import contextlib
 import logging
 import random
 import threading
@@ -9,7 +10,7 @@ import time
 import zlib
 from collections import deque
 from collections.abc import Sequence
-from concurrent.futures import Future
+from concurrent.futures import Future, InvalidStateError
 from dataclasses import dataclass
 
 import msgspec
@@ -27,6 +28,7 @@ __all__ = ["Counts", "Producer"]
 MAX_RECORDS = 500  # of a request
 MAX_REQUEST = 10 << 20  # bytes of a request; a server that takes less says so, and gets half of it
 FIRST_DELAY, MAX_DELAY = 0.05, 5.0
+FAULT_DELAY = 0.2  # seconds after a fault of our own: it may come again at once
 QUEUE = 64 << 20
 PATIENCE = 30.0  # seconds until a fragment that the stream does not take is given back to its sender
 WORTH = 0.95  # records are compressed while that makes them this much smaller …
@@ -58,11 +60,12 @@ class _Ticket:
 
     def landed(self) -> None:
         self.left -= 1
-        if self.left == 0 and not self.future.done():
-            self.future.set_result(self._outcomes)
+        if self.left == 0:
+            with contextlib.suppress(InvalidStateError):  # it was told otherwise already
+                self.future.set_result(self._outcomes)
 
     def fail(self, error: Exception) -> None:
-        if not self.future.done():
+        with contextlib.suppress(InvalidStateError):
             self.future.set_exception(error)
 
 
@@ -98,6 +101,7 @@ class Producer:
         self._declarations: dict[tuple[str, str], bytes] = {}
         self._max_request = MAX_REQUEST
         self._compress = True
+        self._told = ""  # the newest fault of our own that was logged
         self._closing = False
         self._thread = threading.Thread(target=self._run, name="sparring-stream", daemon=True)
         self._thread.start()
@@ -159,17 +163,38 @@ class Producer:
 
     def _run(self) -> None:
         while True:
-            with self._changed:
-                lanes = self._fill(time.monotonic())
-                if not lanes:
-                    if self._closing and not self._busy:
-                        return
-                    self._changed.wait(self._pause())
-                    continue
             try:
-                self._send(lanes)
-            except SparringError as error:  # also InputError: no stream, no credentials; what was sent is not at fault
-                self._failed(lanes, error)
+                if not self._turn():
+                    return
+            except Exception as error:  # noqa: BLE001  # a thread that dies would leave all senders waiting for ever
+                self._fault(error)
+
+    def _turn(self) -> bool:
+        """Sends a request, or waits for something to send; false: it is closed, and nothing is left."""
+        with self._changed:
+            lanes = self._fill(time.monotonic())
+            if not lanes:
+                if self._closing and not self._busy:
+                    return False
+                self._changed.wait(self._pause())
+                return True
+        try:
+            self._send(lanes)
+        except SparringError as error:  # also InputError: no stream, no credentials; what was sent is not at fault
+            self._failed(lanes, error)
+        return True
+
+    def _fault(self, error: Exception) -> None:
+        """Nothing foresaw this: told once, and what was on its way is tried again for as long as its senders wait."""
+        what = f"{type(error).__name__}: {error}"[:300]
+        if what != self._told:
+            self._told = what
+            log.error("%s: a fault in sending, tried again: %s", self._stream.stream, what, exc_info=error)
+        self._failed(
+            [lane for lane in self._lanes if lane.flying] or list(self._busy),
+            StreamBusy(f"the stream {self._stream.stream} does not take it: {what}"),
+        )
+        time.sleep(FAULT_DELAY)
 
     def _fill(self, now: float) -> list[_Lane]:
         """Takes a record's worth from each lane whose turn it is, until the request is full."""

@@ -8,6 +8,7 @@ a split or a merge begin when all of their parents is in the store.
 """
 
 import functools
+import logging
 import os
 import time
 from collections.abc import Iterator, Sequence
@@ -19,7 +20,8 @@ from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPart
 from pyspark.sql.streaming.datasource import ReadLimit
 from pyspark.sql.types import StructType
 
-from sparring.stream.kinesis import IteratorExpired, Kinesis, Page, Record
+from sparring import aws_sdk
+from sparring.stream.kinesis import IteratorExpired, Kinesis, Page, PositionUnknown, Record
 
 __all__ = ["KinesisReader", "KinesisSource", "Mark", "Positions", "Reached"]
 
@@ -31,6 +33,7 @@ BATCH_SECONDS = 10.0  # after which a batch ends, and how far it came is noted
 LINGER = 0.3  # seconds to wait for more where all was read: a batch of its own would cost more
 POLL = 0.2  # seconds between looks for more: a shard answers five times a second
 GAP = 60.0  # seconds to look for the next record where the stream says that there is one
+log = logging.getLogger("sparring.ingest")
 SCHEMA = pa.schema([("data", pa.binary()), ("sequence", pa.string()), ("arrival", pa.float64()), ("mark", pa.string())])
 
 
@@ -114,7 +117,8 @@ class KinesisReader(DataSourceStreamReader):
         stream = _stream(self._address)
         shards = {shard.shard_id: shard for shard in stream.shards()}
         known = {**start["after"], **self._positions.read(start["batch"])}
-        after = {name: at for name, at in known.items() if name in shards}  # the stream forgets, and so do we
+        # The stream forgets, and so do we; and a closed shard that is open is another stream's, of the same name.
+        after = {n: at for n, at in known.items() if n in shards and not (at == CLOSED and shards[n].open)}
         for name, shard in shards.items():
             if all(parent not in shards or after.get(parent) == CLOSED for parent in shard.parents):
                 after.setdefault(name, OLDEST)
@@ -152,28 +156,30 @@ class _Reading:
         self.stream, self.shard, self.at, self.writable, self.limit = stream, shard, at, writable, limit
         self.closed = False
         self.lag = 0.0
+        self.arrived: float | None = None  # when the newest that was read did
 
     def pages(self) -> Iterator[list[Record]]:
-        iterator = self.stream.iterator(self.shard, self.at or None)
+        iterator = _iterator(self.stream, self.shard, self.at)
         begun = news = time.monotonic()
         taken, count = 0, FIRST_PAGE
         while True:
             try:
                 page = self.stream.page(iterator, count)
             except IteratorExpired:  # the store was slow
-                iterator = self.stream.iterator(self.shard, self.at or None)
+                iterator = _iterator(self.stream, self.shard, self.at)
                 continue
             # Some servers always say that they are 0 behind.
             caught_up = self.writable and page.millis_behind_latest == 0 and len(page.records) < count
             if page.records:
                 yield page.records
-                self.at = page.records[-1].sequence_number
+                self.at, self.arrived = page.records[-1].sequence_number, page.records[-1].approximate_arrival_timestamp
                 size = sum(len(record.data) for record in page.records)
                 taken, news = taken + size, time.monotonic()
                 room = min(PAGE, self.limit - taken)
                 count = min(MAX_PAGE, max(1, room * len(page.records) // max(size, 1)))
             if page.next_shard_iterator is None:
-                self.closed = True
+                self.closed = True  # its children begin where it ended, and were not read yet
+                self.lag = max(0.0, time.time() - self.arrived) if self.arrived is not None else 0.0
                 return
             now = time.monotonic()
             over = taken >= self.limit or (taken and now > begun + BATCH_SECONDS)  # one without a record gets nowhere
@@ -191,8 +197,18 @@ def _lag(page: Page) -> float:
     return max(told, time.time() - page.records[-1].approximate_arrival_timestamp) if page.records else told
 
 
+def _iterator(stream: Kinesis, shard: str, at: str) -> str:
+    """A place that the stream does not know is of another stream of this name, or long forgotten: all that this one has
+    is read. What was stored is stored once."""
+    try:
+        return stream.iterator(shard, at or None)
+    except PositionUnknown as error:
+        log.error("%s. Reading its oldest record next", error)
+        return stream.iterator(shard, None)
+
+
 def _has_news(stream: Kinesis, shard: str, at: str) -> bool:
-    page = stream.page(stream.iterator(shard, at or None), 1)
+    page = stream.page(_iterator(stream, shard, at), 1)
     return bool(page.records) or page.millis_behind_latest > 0
 
 
@@ -209,4 +225,4 @@ def _rows(records: list[Record]) -> pa.RecordBatch:
 @functools.lru_cache(maxsize=4)
 def _stream(address: str) -> Kinesis:
     """A process reads again and again: connections are kept."""
-    return Kinesis(address)
+    return Kinesis(address, credentials=aws_sdk.credentials)

@@ -5,11 +5,20 @@ from concurrent.futures import Future
 
 import numpy as np
 
-from sparring.errors import InputError
 from sparring.experience import Fragment
 from sparring.games import Game
 from sparring.store.arrival import failed
-from sparring.store.protocol import Episode, Outcome, PlayerStats, Refused, Stats, Store, Tail, VersionStats
+from sparring.store.protocol import (
+    Episode,
+    NotRegistered,
+    Outcome,
+    PlayerStats,
+    Refused,
+    Stats,
+    Store,
+    Tail,
+    VersionStats,
+)
 from sparring.stream.producer import Producer
 
 __all__ = ["StreamedStore"]
@@ -27,7 +36,7 @@ class StreamedStore:
         game = self._games.get(fragments[0].game)
         if game is not None and all([f.game == game.name for f in fragments]):
             return self.producer.submit(game, fragments)
-        return failed(InputError(f"{fragments[0].game!r} is not registered, or not the game of all of them"))
+        return failed(NotRegistered(f"{fragments[0].game!r} is not registered, or not the game of all of them"))
 
     def append(self, fragments: Sequence[Fragment]) -> list[Outcome]:
         return self.submit(fragments).result()
@@ -39,6 +48,23 @@ class StreamedStore:
         games = self._store.games()
         self._games = {game.name: game for game in games}
         return games
+
+    def registration(self, game: str) -> str:
+        return self._store.registration(game)
+
+    def pause(self, game: str, paused: bool) -> None:
+        self._store.pause(game, paused)
+
+    def paused(self) -> set[str]:
+        return self._store.paused()
+
+    def delete_game(self, name: str) -> None:
+        """What is still on the stream declares the game again when it arrives."""
+        self._games.pop(name, None)
+        self._store.delete_game(name)
+
+    def deleted(self, name: str) -> bool:
+        return self._store.deleted(name)
 
     def quarantine(self, game: str, player: str, fragment_id: str, reason: str) -> None:
         self._store.quarantine(game, player, fragment_id, reason)
@@ -57,6 +83,12 @@ class StreamedStore:
 
     def erase(self, game: str, player: str) -> int:
         return self._store.erase(game, player)
+
+    def discard(self, game: str, ids: Sequence[str], reason: str) -> int:
+        return self._store.discard(game, ids, reason)
+
+    def erasure(self, game: str) -> str:
+        return self._store.erasure(game)
 
     def stats(self, game: str) -> Stats:
         return self._store.stats(game)

@@ -45,15 +45,15 @@ if os.environ["SPARRING_BOMBS_IN"] == "gateway":
     around(Producer, "_landed", before=("gateway",))  # the stream has it, and nobody was told
 elif not {"sparring.cli", "pyspark.worker"}.isdisjoint(sys.orig_argv):  # the driver, and what workers are forked from
     from sparring.store import buckets
-    from sparring.stream import ingest, source
+    from sparring.stream import ingest, sink, source
 
     # What a dead writer left half-done is taken over by the same rules, sooner; and batches are short.
     buckets.DEADLINE, buckets.PATIENCE = 6.0, 8.0
     source.BATCH_SECONDS = 2.0
     around(source._Reading, "__init__", before=("reading",))
     around(source, "_rows", after=("read",))  # a page was fetched, nothing of it is stored
-    around(ingest.Sink, "take", before=("before",))
-    around(ingest.Sink, "_written", after=("inside",))  # a chunk is in the store, others are not
-    around(ingest.Sink, "finish", after=("after",))  # all is in the store, and nobody was told
+    around(sink.Sink, "take", before=("before",))
+    around(sink.Sink, "_written", after=("inside",))  # a chunk is in the store, others are not
+    around(sink.Sink, "finish", after=("after",))  # all is in the store, and nobody was told
     around(ingest._Job, "batch", before=("java",), after=("driver-uncommitted",))
     around(ingest.Positions, "write", before=("driver-unwritten",))
