@@ -262,3 +262,57 @@ def test_a_batch_is_judged_as_its_fragments_are_one_by_one(game: Game) -> None:
         batch = [fragment(game, int(rng.integers(1, 9)), seed) for seed in range(rng.integers(1, 12))]
         batch = [mutated(f, rng) if rng.random() < 0.2 else f for f in batch]
         assert check(game, batch, NOW) == [reason(f, game) for f in batch]
+
+
+FREE = Game("g", Dict({"at": Box((2,)), "high": Box((), "float64", low=0.0)}), Box((1,)))
+
+
+@pytest.mark.parametrize("value", [3e38, -3e38, 1.1e6, -1.1e6])
+def test_rewards_that_would_break_learning_are_refused_unless_declared(value: float) -> None:
+    bad = with_value(fragment(), "reward", 2, value)
+    why = reason(bad)
+    assert why is not None
+    assert why.startswith(f"reward reaches {np.float32(value):.9g}, the ")
+    assert "1e+06" in why
+    assert '"reward": [LOW, HIGH]' in why
+    declared = msgspec.structs.replace(TINY, reward=(-3.4e38, 3.4e38))
+    assert declared.schema == TINY.schema  # spaces are the same: stored play stays good
+    assert reason(bad, declared) is None
+
+
+def test_declared_reward_bounds_are_kept_in_float32() -> None:
+    game = msgspec.structs.replace(TINY, reward=(0.0, 0.1))
+    good = fragment(reward=np.full(4, 0.1, "<f4").tobytes())  # the nearest float32 is above 0.1
+    assert reason(good, game) is None
+    assert (
+        reason(with_value(good, "reward", 0, 0.11), game)
+        == "reward reaches 0.109999999, the most that is allowed is 0.1"
+    )
+    assert reason(with_value(good, "reward", 0, -1e-9), game) is not None
+    for bounds in ((1.0, 0.0), (float("-inf"), 0.0), (0.0, float("nan"))):
+        with pytest.raises(ValueError, match="two finite numbers"):
+            msgspec.structs.replace(TINY, reward=bounds)
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "refused"), [("at", 1e16, True), ("high", 1e16, True), ("at", 1.8e12, False)]
+)
+def test_enormous_numbers_without_a_declared_bound_are_refused(field: str, value: float, refused: bool) -> None:
+    obs = np.zeros(5, FREE.observation.element)
+    obs[field][3] = value
+    columns = Columns(obs, np.zeros((4, 1), "<f4"), np.zeros(4, "<f4"))
+    f = pack(FREE, columns, id=new_id(NOW), player="ann", episode="e", start=0, time=NOW)
+    why = reason(f, FREE)
+    assert (why is not None) == refused
+    assert (
+        why is None
+        or why
+        == f"obs {field} reaches {obs[field].max():.9g}, the most that is allowed is 1e+15: a space "
+        "whose numbers are larger declares `low` and `high`"
+    )
+    action = msgspec.structs.replace(f, obs=bytes(len(f.obs)), action=np.full(4, -1e16, "<f4").tobytes())
+    assert "action reaches -1.0000000" in (reason(action, FREE) or "")
+    bounded = msgspec.structs.replace(
+        FREE, observation=Dict({"at": Box((2,), low=-1e30, high=1e30), "high": Box((), "float64", low=0.0, high=1e300)})
+    )
+    assert reason(msgspec.structs.replace(f, schema=bounded.schema), bounded) is None

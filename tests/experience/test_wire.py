@@ -190,15 +190,14 @@ def test_a_wrong_schema_is_the_check_s_to_refuse() -> None:
 @pytest.mark.parametrize(
     ("fields", "told"),
     [
-        ({"obs": [[0, 0.5, 1]] * 3}, "obs: expected 3 × (2,), got (3, 3)"),
+        ({"obs": [[0, 0.5, 1]] * 3}, "obs: expected rows of shape (2,), got a list of 3 where a list of 2 belongs"),
         ({"obs": [[0, 0.5], [0]]}, "obs: "),
         ({"obs": [["a", "b"]] * 3}, "obs: expected numbers"),
-        ({"obs": [{"x": 1}] * 3}, "obs: expected numbers"),
-        ({"obs": [None] * 3}, "obs: expected numbers"),
-        ({"obs": []}, "obs: expected"),
+        ({"obs": [{"x": 1}] * 3}, "obs: expected rows"),
+        ({"obs": [None] * 3}, "obs: expected rows"),
         ({"action": [0.5, 1]}, "action: expected whole numbers"),
         ({"action": [1 << 40, 1]}, "action: values do not fit int32"),
-        ({"action": [[0], [1]]}, "action: expected 2 × ()"),
+        ({"action": [[0], [1]]}, "action: expected numbers, got a list of 1"),
     ],
 )
 def test_rows_that_cannot_be_columns_say_why(fields: dict[str, Any], told: str) -> None:
@@ -212,6 +211,7 @@ def test_rows_that_cannot_be_columns_say_why(fields: dict[str, Any], told: str) 
     [
         ({"action": [0, 1, 1]}, "action has 12 bytes"),
         ({"obs": [[0, 0]] * 2}, "obs has 16 bytes"),
+        ({"obs": []}, "obs has 0 bytes"),
         ({"reward": [], "action": []}, "steps is 0"),
         ({"log_prob": [0]}, "log_prob has 4 bytes"),
         ({"obs": [[0, 1e300]] * 3}, "obs has NaN or infinite"),

@@ -182,3 +182,38 @@ def test_atari_is_one_game_alone_and_abreast():
     one.restore(state)
     assert np.array_equal(one.step(np.full(1, 3, np.int32)).obs, following)
     one.close()
+
+
+def test_numbers_in_the_info_of_a_native_form_belong_to_those_who_ended():
+    class Columns:
+        """As Gymnasium's vector environments tell: a column for each name, `_name` for whom it counts."""
+
+        num_envs = 3
+
+        def reset(self, *, seed):
+            return np.zeros((3, 4), np.float32), {}
+
+        def step(self, actions):
+            info = {
+                "is_success": np.array([True, False, True]), "_is_success": np.array([True, True, False]),
+                "action_mask": np.ones((3, 2)), "score": np.arange(3.0), "words": "none",
+            }  # fmt: skip
+            return (
+                np.zeros((3, 4), np.float32),
+                np.zeros(3),
+                np.array([True, False, False]),
+                np.array([0, 0, 1], bool),
+                info,
+            )
+
+    games = Native(catalog.load("CartPole-v1"), Columns())
+    games.reset(0)
+    assert not games.masked
+    assert games.step(np.zeros(3, np.int32)).infos == {0: {"is_success": 1.0, "score": 0.0}, 2: {"score": 2.0}}
+    assert games.masked
+
+
+def test_games_with_and_without_a_time_limit():
+    assert Separate(catalog.load("CartPole-v1"), 1).has_time_limit
+    assert not Separate(catalog.load("CliffWalking-v1"), 1).has_time_limit
+    assert not Separate(catalog.load("Count-v0"), 1).has_time_limit

@@ -248,3 +248,100 @@ def test_a_diverged_policy_says_so(random_policy: MakePolicy) -> None:
             policy.game, policy.layers, policy.head, policy.params | {name: policy.params[name] * 0 + value}
         )
         assert (broken.problem() or "").startswith(name)
+
+
+SPACES = {
+    "box": (Box((4,)), np.arange(8, dtype=np.float32).reshape(2, 4)),
+    "number": (Box(()), np.float32([1, 2])),
+    "double": (Box((2, 3), "float64"), np.arange(12, dtype=np.float64).reshape(2, 2, 3)),
+    "image": (Box((5, 6, 3), "uint8"), np.arange(180, dtype=np.uint8).reshape(2, 5, 6, 3)),
+    "frames": (Box((3, 5, 6), "uint8"), np.arange(180, dtype=np.uint8).reshape(2, 3, 5, 6)),
+    "discrete": (Discrete(4, start=3), np.int32([3, 6])),
+    "multi": (MultiDiscrete((2, 3, 4)), np.int32([[0, 1, 2], [1, 2, 3]])),
+}
+
+
+def seeing(observation: Any) -> Policy:
+    game = Game("g", observation, Discrete(5))
+    rng = np.random.default_rng(0)
+    shapes = param_shapes(game, (), Categorical())
+    return Policy(game, (), Categorical(), {k: rng.standard_normal(s).astype(np.float32) for k, s in shapes.items()})
+
+
+@pytest.mark.parametrize("kind", SPACES)
+def test_one_observation_gets_one_action_and_a_batch_as_many(kind: str) -> None:
+    space, both = SPACES[kind]
+    policy = seeing(space)
+    noise = policy.noise(np.random.default_rng(1), 2)
+    actions, log_probs = policy.act(both, noise)
+    assert actions.shape == (2,)
+    assert log_probs is not None
+    for again in (both.tolist(), both.astype(np.float64), list(both)):
+        assert policy.act(again, noise)[0].tolist() == actions.tolist()
+    for i in range(2):
+        for one in (both[i], both[i].tolist()):
+            for row in (noise[i], noise[i : i + 1]):
+                action, log_prob = policy.act(one, row)
+                assert action.shape == ()
+                assert action == actions[i]
+                assert log_prob == pytest.approx(log_probs[i], rel=1e-5)
+        assert policy.act(both[i])[0] == policy.act(both[i : i + 1])[0][0]
+
+
+def test_observations_with_fields_come_as_mappings_columns_or_rows() -> None:
+    space = Dict({"at": Box((3,)), "item": Discrete(3), "hand": MultiDiscrete((2, 2))})
+    policy = seeing(space)
+    columns = {"at": np.float32([[1, 2, 3], [4, 5, 6]]), "item": [0, 2], "hand": [[0, 1], [1, 1]]}
+    rows = [{name: column[i] for name, column in columns.items()} for i in range(2)]
+    structured = np.empty(2, space.element)
+    for name, column in columns.items():
+        structured[name] = column
+    expected = policy.outputs(structured).argmax(-1).tolist()
+    for batch in (structured, columns, rows, tuple(rows), {n: np.asarray(c).tolist() for n, c in columns.items()}):
+        assert policy.act(batch)[0].tolist() == expected
+    for i in range(2):
+        for one in (rows[i], {n: np.asarray(v).tolist() for n, v in rows[i].items()}, structured[i]):
+            assert policy.act(one)[0] == expected[i]
+    assert policy.act([])[0].shape == (0,)
+
+
+def test_a_box_action_for_one_observation_has_the_actions_shape() -> None:
+    policy = fixed(Box((2, 2), low=-1, high=1), Gaussian(), [0.0, 0.5, 1.0, -0.5])
+    assert policy.act(np.zeros(1))[0].shape == (2, 2)
+    assert policy.act(np.zeros((3, 1)))[0].shape == (3, 2, 2)
+
+
+@pytest.mark.parametrize(
+    ("space", "obs", "told"),
+    [
+        (Box((4,)), np.zeros(3), r"expected shape \(4,\), or \(n, 4\) for a batch, got \(3,\)"),
+        (Box((4,)), np.zeros((2, 2, 4)), r"got \(2, 2, 4\)"),
+        (Box((4,)), 1.0, r"got \(\)"),
+        (Box((4,)), None, "expected shape"),
+        (Box((4,)), {"a": 1}, "expected shape"),
+        (Box((2,)), [[1, 2], [3]], "ragged"),
+        (Box((2,)), ["a", "b"], "expected numbers"),
+        (Discrete(3), [[1]], r"expected shape \(\), or \(n,\) for a batch"),
+        (Discrete(3), 1.5, "whole numbers"),
+        (Discrete(3), 3, r"outside 0\.\.2"),
+        (Discrete(3), np.int32([0, -1]), r"outside 0\.\.2"),
+        (MultiDiscrete((2, 2)), [0, 2], "outside"),
+        (Dict({"a": Discrete(2), "b": Box((1,))}), {"a": 1}, "mapping with a, b; got one with a"),
+        (Dict({"a": Discrete(2), "b": Box((1,))}), {"a": 1, "b": [0], "c": 0}, "got one with a, b, c"),
+        (Dict({"a": Discrete(2), "b": Box((1,))}), np.zeros(2), "mapping with a, b; got ndarray"),
+        (Dict({"a": Discrete(2), "b": Box((1,))}), [{"a": 1, "b": [0]}, 7], "mapping with a, b; got int"),
+        (Dict({"a": Discrete(2), "b": Box((1,))}), {"a": [1, 0], "b": [0.0]}, "a has 2, b has one"),
+        (Dict({"a": Discrete(2), "b": Box((1,))}), {"a": 2, "b": [0.0]}, "observation a is outside"),
+        (Dict({"a": Discrete(2), "b": Box((2,))}), [{"a": 1, "b": 0.0}] * 2, r"observation\.b: expected shape \(2,\)"),
+    ],
+)
+def test_an_observation_that_does_not_fit_is_refused_with_what_was_expected(space: Any, obs: Any, told: str) -> None:
+    with pytest.raises(InputError, match=told):
+        seeing(space).act(obs)
+
+
+def test_noise_that_does_not_fit_is_refused() -> None:
+    policy = seeing(Box((2,)))
+    for noise in (np.zeros(4, np.float32), np.zeros((2, 5), np.float32), [0] * 5, "x"):
+        with pytest.raises(InputError, match=r"noise: expected numbers of shape \(1, 5\)"):
+            policy.act(np.zeros(2), noise)

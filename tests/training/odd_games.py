@@ -81,5 +81,33 @@ class Hopeless(Odd):
         return obs, float("nan") if os.environ["ODD_ANSWER"] == "nan won" else reward, *rest
 
 
-for _kind in (Odd, Moody, Endless, Hopeless):
+class Telling(Odd):
+    """Has an `info`: who won, which actions are allowed, and things that are no numbers."""
+
+    def reset(self, *, seed=None, options=None):  # type: ignore[no-untyped-def]
+        obs, info = super().reset(seed=seed)
+        return obs, {**info, "action_mask": np.array([1, 0], np.int8)}
+
+    def step(self, action):  # type: ignore[no-untyped-def]
+        *rest, _ = super().step(action)
+        info = {
+            "is_success": self.t == 10, "lives": np.int64(3), "score": np.float32(self.t), "whole": np.array(7),
+            "return_mean": 1e9, "nan": float("nan"), "huge": 10**400, "words": "no", "board": np.zeros((2, 2)),
+            "bad name": 1.0, 5: 1.0, "none": None, "i": 1j,
+        }  # fmt: skip
+        return *rest, info
+
+
+class Chatty(Odd):
+    """Another name in `info` after each episode."""
+
+    played = 0
+
+    def step(self, action):  # type: ignore[no-untyped-def]
+        *rest, _ = super().step(action)
+        Chatty.played += rest[3]
+        return *rest, {f"episode_{Chatty.played}": 1.0}
+
+
+for _kind in (Odd, Moody, Endless, Hopeless, Telling, Chatty):
     gymnasium.register(f"{_kind.__name__}-v0", entry_point=_kind)

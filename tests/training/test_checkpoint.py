@@ -16,7 +16,13 @@ import optax
 import pytest
 
 from sparring.errors import InputError
+from sparring.experience import Columns, new_id, pack
+from sparring.games import Box, Discrete, Game
+from sparring.networks.spec import Conv, Dense
+from sparring.registry.registry import Registry
+from sparring.store.memory import MemoryStore
 from sparring.training import checkpoint
+from sparring.training.live import GameTrainer, Settings
 
 META = {"steps": 12, "name": "Zoë", "lr": 1e-05, "rng": {"state": 2**100, "flags": [True, None]}, "mean": -0.1}
 
@@ -257,3 +263,50 @@ def test_killed_at_any_moment_there_is_a_checkpoint_not_older_than_the_last_that
 def test_the_page_can_be_read_by_people(path: Path) -> None:
     page = json.loads((path / "checkpoint.json").read_text())
     assert (page["format"], page["meta"]["steps"]) == (1, 12)
+
+
+PIXELS = Game("pixels", Box((8, 8, 3), "uint8", 0, 255), Discrete(2))
+
+
+def test_a_live_trainer_of_images_convolves_and_goes_on_after_a_restart(tmp_path: Path) -> None:
+    store, registry = MemoryStore(), Registry(tmp_path / "registry")
+    store.register(PIXELS)
+    rng = np.random.default_rng(0)
+
+    def trainer() -> GameTrainer:
+        settings = Settings(algorithm="dqn", hyperparameters={"learning_starts": 50, "batch": 8, "replay": 500})
+        return GameTrainer(store, registry, tmp_path / "trainer", PIXELS, settings)
+
+    first = trainer()
+    assert [type(layer) for layer in first.learner.policy().layers] == [Conv, Dense]
+    columns = Columns(
+        rng.integers(0, 255, (201, 8, 8, 3)).astype(np.uint8),
+        rng.integers(0, 2, 200).astype("<i4"),
+        np.ones(200, "<f4"),
+    )
+    store.append(
+        [pack(PIXELS, columns, id=new_id(), player="p", episode="e", start=0, time=time.time(), truncated=True)]
+    )
+    first.turn()
+    first.checkpoint()
+    again = trainer()
+    assert again.learner.updates == first.learner.updates > 0
+    assert again.learner.policy().layers == first.learner.policy().layers
+
+
+def test_hyperparameters_that_followed_from_a_game_are_remembered(tmp_path: Path) -> None:
+    (tmp_path / "new").mkdir()
+    chosen = checkpoint.hyperparameters(tmp_path / "new", "dqn", PIXELS, {"lr": 0.5})
+    assert chosen["layers"][0]["layer"] == "conv"
+    assert chosen["lr"] == 0.5
+    (tmp_path / "old").mkdir()
+    checkpoint.save(tmp_path / "old" / "checkpoint", arrays(), META)  # of a version that knew one network
+    for _ in range(2):
+        chosen = checkpoint.hyperparameters(tmp_path / "old", "dqn", PIXELS, {})
+        assert [layer["layer"] for layer in chosen["layers"]] == ["dense", "dense"]
+        assert chosen["layers"][0]["units"] == 64
+    wide = Game("pixels", Box((8,)), Discrete(2))  # declared anew: what followed from the other spaces does not
+    assert checkpoint.hyperparameters(tmp_path / "new", "dqn", wide, {})["layers"][0]["layer"] == "dense"
+    (tmp_path / "old" / "algorithm.json").write_text("[]")
+    with pytest.raises(InputError, match=r"algorithm\.json is damaged"):
+        checkpoint.hyperparameters(tmp_path / "old", "dqn", PIXELS, {})

@@ -50,7 +50,7 @@ def ray(paths):
         patch.setenv("RAY_ADDRESS", "127.0.0.1:1")  # a cluster that is gone: not ours, and nobody asked for it
         cluster.connect(Resources(cpus=2))
     yield cluster.ray
-    cluster.ray.shutdown()
+    cluster.disconnect()
 
 
 def experiment(out: Path, **changes) -> Experiment:
@@ -230,19 +230,6 @@ def test_not_enough_is_told(ray, tmp_path):
     assert not (tmp_path / "run" / "metrics.csv").exists()
 
 
-def test_a_ray_that_does_not_start_is_told(monkeypatch):
-    """As when a machine is too busy for it."""
-    from sparring.training import cluster
-
-    def init(*_: object, **__: object) -> None:
-        raise Exception("The current node timed out during startup")  # just that, as Ray does
-
-    monkeypatch.setattr(cluster.ray, "is_initialized", lambda: False)
-    monkeypatch.setattr(cluster.ray, "init", init)
-    with pytest.raises(SparringError, match="Ray does not start on this machine: The current node timed out"):
-        cluster.connect(Resources())
-
-
 def test_several_devices_compute_one_update(tmp_path):
     """Virtual ones, in a process of its own: JAX counts them once."""
     code = """
@@ -284,8 +271,8 @@ def test_more_devices_than_there_are(tmp_path):
     [
         ([], "say either --head, to begin a cluster, or --join"),
         (["--head", "--join", "127.0.0.1:1"], "say either --head"),
-        (["--join", "127.0.0.1:1"], "there is no head at 127.0.0.1:1"),
-        (["--join", "nowhere"], "there is no head at nowhere"),
+        (["--join", "127.0.0.1:1"], "no Ray cluster at 127.0.0.1:1"),
+        (["--join", "nowhere"], "no Ray cluster at 'nowhere': an address is HOST:PORT"),
     ],
 )
 def test_no_cluster_to_make_or_join(words, says):

@@ -113,13 +113,39 @@ def test_evaluate_tells_the_same_twice(run):
 
 def test_publish_then_evaluate_by_name(run, tmp_path):
     where = ("--registry", tmp_path / "registry")
-    assert call("publish", run.path, *where).strip() == "CartPole-v1/bot/1"
-    assert call("publish", run.path, *where).strip() == "CartPole-v1/bot/2"
-    expected = call("evaluate", run.path)
-    for name in ("CartPole-v1", "CartPole-v1/bot", "CartPole-v1/bot/1"):
+    assert call("publish", run.path, *where).splitlines()[0] == "CartPole-v1/bot/1"
+    assert call("publish", run.path, *where).splitlines()[0] == "CartPole-v1/bot/2"
+    assert "the best evaluated policy" in call("publish", f"{run.path}@best", *where)
+    assert call("publish", f"{run.path}@last", *where) == "CartPole-v1/bot/4\n"
+    assert call("evaluate", "CartPole-v1/bot/4", *where) == call("evaluate", run.path)
+    expected = call("evaluate", f"{run.path}@best")
+    for name in ("CartPole-v1/bot/1", "CartPole-v1/bot/2", "CartPole-v1/bot/3"):
         assert call("evaluate", name, *where) == expected
+    for name in ("CartPole-v1", "CartPole-v1/bot"):
+        assert call("evaluate", name, *where) == call("evaluate", f"{run.path}@last")
     with pytest.raises(InputError, match="has no model 'other'"):
         call("evaluate", "CartPole-v1/other", *where)
+
+
+def test_every_command_takes_any_policy_that_a_run_keeps(run, tmp_path):
+    assert run.kept() == ["last", "best", "4"]
+    for which in ("last", "best", "4", "0004"):
+        assert "return_mean" in call("evaluate", f"{run.path}@{which}")
+    for command in ("evaluate", "record", "publish"):
+        with pytest.raises(
+            InputError, match=r"seed-1@40: there is no checkpoint of iteration 40; kept: last, best, 4$"
+        ):
+            call(command, f"{run.path}@40", *([tmp_path / "x.mp4"] if command == "record" else []))
+        for which in ("worst", "", "-4"):
+            with pytest.raises(InputError, match=r"say last, best or the number .*; kept: last, best, 4$"):
+                call(command, f"{run.path}@{which}", *([tmp_path / "x.mp4"] if command == "record" else []))
+    best = run.best()
+    assert f"{best.ret:,.1f} @{best.iteration}" in call("runs", run.path.parent)
+    with pytest.raises(InputError, match="plot draws whole runs: leave out @best"):
+        call("plot", f"{run.path}@best", "--out", tmp_path / "x.png")
+    odd = tmp_path / "an@odd@name"
+    odd.symlink_to(run.path)
+    assert call("evaluate", odd) == call("evaluate", f"{odd}@last") == call("evaluate", run.path)
 
 
 def test_what_is_neither_run_nor_model(tmp_path):
@@ -134,7 +160,7 @@ def test_record_writes_a_video(run, tmp_path, monkeypatch):
     assert "returns" in call("record", run.path, out)
     frames = imageio_ffmpeg.read_frames(str(out))
     assert next(frames)["size"] == (600, 400)
-    (length,) = [length for _, length in play(run.policy(), 1)][:1]
+    (length,) = [episode.length for episode in play(run.policy(), 1)]
     assert sum(1 for _ in frames) > min(length, 5)
     with pytest.raises(InputError, match=r"\.mp4"):
         call("record", run.path, tmp_path / "play.gif")
@@ -210,10 +236,27 @@ def test_curves_of_a_figure_show_the_same_return():
 
 def test_the_confidence_band_is_students():
     """Two seeds at 0 and 2: mean 1, standard error 1, t = 12.71."""
-    seeds = [[{"steps": x, "episode/return_mean": y} for x in (0.0, 1.0)] for y in (0.0, 2.0)]
+    wide = {"episode/return_min": -100.0, "episode/return_max": 100.0}
+    seeds = [[{"steps": x, "episode/return_mean": y, **wide} for x in (0.0, 1.0)] for y in (0.0, 2.0)]
     line = curve(seeds, "steps")
     assert line.mean == pytest.approx(np.ones(200))
     assert line.high == pytest.approx(np.full(200, 1 + 12.71))
+
+
+@pytest.mark.parametrize("kind", ["evaluation", "episode"])
+def test_the_confidence_band_does_not_leave_what_was_returned(kind):
+    """Two seeds at 500 and 420, which is CartPole's most: no band up to 960."""
+    seeds = [
+        [
+            {"steps": x, f"{kind}/return_mean": y, f"{kind}/return_min": y - 30.0, f"{kind}/return_max": 500.0}
+            for x in (0.0, 1.0)
+        ]
+        for y in (500.0, 420.0)
+    ]
+    line = curve(seeds, "steps", f"{kind}/return_mean")
+    assert line.high == pytest.approx(np.full(200, 500.0))
+    assert line.low == pytest.approx(np.full(200, 390.0))
+    assert line.mean == pytest.approx(np.full(200, 460.0))
 
 
 def test_event_files_are_tensorboards(tmp_path):

@@ -16,10 +16,11 @@ import numpy as np
 import pytest
 
 from sparring.errors import InputError, SparringError
+from sparring.export import onnx
 from sparring.training import checkpoint, evaluate, loop
 from sparring.training.experiment import Checkpoints, Evaluation, Experiment, Rollout, Stop, write
 from sparring.training.metrics import PHASES, MetricsFiles
-from sparring.training.run import Run, list_runs, new_directory
+from sparring.training.run import Best, Run, list_runs, new_directory
 
 SMALL = [{"layer": "dense", "units": 16}]
 DQN = {"name": "dqn", "layers": SMALL, "learning_starts": 64, "batch": 16, "replay": 3000}
@@ -81,7 +82,7 @@ CASES = {
 def test_resuming_is_bit_identical(tmp_path, case):
     """Parameters, optimiser, random numbers, replay, counters, games: after 4 iterations at once, and after 3 (which is
     no regular checkpoint) and 1 more in what is as good as another process."""
-    changes = CASES[case]
+    changes = {"evaluation": Evaluation(every=1, episodes=2)} | CASES[case]
     loop.train(experiment(tmp_path / "whole", **changes))
     loop.train(experiment(tmp_path / "parts", stop=Stop(iterations=3), **changes))
     loop.resume(tmp_path / "parts", ["stop.iterations=4"])
@@ -115,12 +116,14 @@ def assert_same(one: Path, other: Path) -> None:
         for path in (one, other)
     ]
     assert timeless[0] == timeless[1]
-    assert (one / "policy.onnx").read_bytes() == (other / "policy.onnx").read_bytes()
+    for name in ("policy.onnx", "policy-best.onnx", "checkpoint.best/state.safetensors"):
+        assert (one / name).read_bytes() == (other / name).read_bytes()
 
 
 @pytest.mark.real
 def test_resuming_workers_that_wait_for_each_update_is_bit_identical(tmp_path):
-    changes = {"algorithm": PPO, "rollout": Rollout(workers=2, envs=2)}
+    evaluation = Evaluation(every=1, episodes=2)
+    changes = {"algorithm": PPO, "rollout": Rollout(workers=2, envs=2), "evaluation": evaluation}
     loop.train(experiment(tmp_path / "whole", **changes))
     loop.train(experiment(tmp_path / "parts", stop=Stop(iterations=3), **changes))
     loop.resume(tmp_path / "parts", ["stop.iterations=4"])
@@ -161,13 +164,136 @@ def test_who_goes_on_without_a_state_plays_other_games(tmp_path):
 
 def test_a_game_without_an_end_is_evaluated(tmp_path, monkeypatch, caplog):
     monkeypatch.syspath_prepend(Path(__file__).parent)
-    monkeypatch.setattr(evaluate.play, "__kwdefaults__", evaluate.play.__kwdefaults__ | {"longest": 50})
-    e = experiment(
-        tmp_path / "run", game="odd_games:Endless-v0", evaluation=Evaluation(every=1, episodes=10), stop=Stop(steps=300)
-    )
+    evaluation = Evaluation(every=1, episodes=10, limit=50)
+    e = experiment(tmp_path / "run", game="odd_games:Endless-v0", evaluation=evaluation, stop=Stop(steps=300))
     row = loop.train(e).rows()[-1]
     assert (row["evaluation/episodes"], row["evaluation/length_mean"], row["episode/count"]) == (10, 50, 0)
-    assert "10 of 10 episodes of Endless-v0 took 50 steps" in caplog.text
+    assert row["evaluation/cut"] == 10
+    assert caplog.text.count("10 of 10 episodes of Endless-v0 were cut after 50 steps") == 1  # not at each evaluation
+
+
+@pytest.mark.parametrize("kind", ["dqn", "ppo", "dqn with workers", "ppo with workers"])
+def test_numbers_in_info_are_metrics_and_masks_are_warned_about_once(tmp_path, monkeypatch, caplog, kind):
+    monkeypatch.syspath_prepend(Path(__file__).parent)
+    monkeypatch.setenv("PYTHONPATH", f"{Path(__file__).parent}:{os.environ.get('PYTHONPATH', '')}")
+    workers = 2 if "workers" in kind else 0
+    e = experiment(
+        tmp_path / "run", game="odd_games:Telling-v0", algorithm=DQN if "dqn" in kind else PPO, iteration=128,
+        rollout=Rollout(workers=workers, envs=2), evaluation=Evaluation(every=3, episodes=2), stop=Stop(iterations=3),
+    )  # fmt: skip
+    rows = loop.train(e).rows()
+    told = {name: value for name, value in rows[-1].items() if name.startswith("episode/")}
+    assert (told["episode/is_success"], told["episode/lives"]) == (1.0, 3.0)
+    assert (told["episode/score"], told["episode/whole"]) == (10.0, 7.0)
+    own = {"count", "return_min", "return_mean", "return_max", "return_recent", "length_mean"}
+    assert {name.partition("/")[2] for name in told} == own | {"is_success", "lives", "score", "whole"}
+    assert told["episode/return_mean"] <= 10
+    assert (rows[-1]["evaluation/is_success"], rows[-1]["evaluation/score"]) == (1.0, 10.0)
+    assert rows[-1]["evaluation/return_mean"] <= 10
+    assert caplog.text.count("masks are not supported yet: info['action_mask'] of Telling-v0 is ignored") == 1
+
+
+def test_names_in_info_are_bounded(tmp_path, monkeypatch, caplog):
+    monkeypatch.syspath_prepend(Path(__file__).parent)
+    run = loop.train(experiment(tmp_path / "run", game="odd_games:Chatty-v0", rollout=Rollout(envs=1)))
+    names = {name for row in run.rows() for name in row if name.startswith("episode/episode_")}
+    assert len(names) == 20
+    assert caplog.text.count("more than 20 numbers") == 1
+    run = loop.resume(run.path, ["stop.iterations=5"])
+    assert {name for row in run.rows() for name in row if name.startswith("episode/episode_")} == names
+
+
+def test_evaluating_a_game_without_an_end_takes_no_more_steps_than_training_it(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(Path(__file__).parent)
+    e = experiment(
+        tmp_path / "run", game="odd_games:Endless-v0", iteration=1000, evaluation=Evaluation(every=2, episodes=5),
+        rollout=Rollout(), stop=Stop(iterations=4),
+    )  # fmt: skip
+    rows = [row for row in loop.train(e).rows() if "evaluation/cut" in row]
+    for row in rows:
+        assert row["evaluation/length_mean"] * row["evaluation/episodes"] <= 1.02 * 2 * row["steps"] / row["iteration"]
+        assert row["evaluation/cut"] == 5
+    # A game that only has no time limit, but ends, is not cut: its episodes of ten steps are known from training.
+    short = msgspec.structs.replace(e, game="odd_games:Odd-v0", iteration=40, out=str(tmp_path / "short"))
+    assert loop.train(short).rows()[-1]["evaluation/cut"] == 0
+
+
+def test_the_best_evaluated_policy_is_kept_and_survives_a_resume(tmp_path, monkeypatch, caplog):
+    """Evaluations of 500, 500, 494, 241: the second is the best, whatever comes later."""
+    returns = {2: 500.0, 4: 500.0, 6: 494.0, 8: 241.0, 10: 300.0}
+    seen = {}
+
+    def play(policy, episodes, seed, **options):
+        seen[iteration := 2 * (len(seen) + 1)] = policy.params
+        return [evaluate.Episode(returns[iteration], 10)] * episodes
+
+    monkeypatch.setattr(loop, "play", play)
+    e = experiment(
+        tmp_path / "run", evaluation=Evaluation(every=2, episodes=2), stop=Stop(iterations=8),
+        checkpoint=Checkpoints(every=3, keep=2),
+    )  # fmt: skip
+    run = loop.train(e)
+    assert run.best() == Best(4, 500.0)
+    assert run.kept() == ["last", "best", "6", "8"]
+    assert same_params(run.policy("best").params, seen[4])
+    assert same_params(run.policy("last").params, seen[8])
+    assert same_params(run.policy("6").params, seen[6])
+    assert not same_params(seen[4], seen[8])
+    assert (run.path / "policy-best.onnx").read_bytes() == onnx.render(run.policy("best"))
+    assert (run.path / "policy.onnx").read_bytes() != (run.path / "policy-best.onnx").read_bytes()
+    last = run.rows()[-1]
+    assert (last["evaluation/return_best"], last["evaluation/iteration_best"]) == (500.0, 4)
+    (run.path / "policy-best.onnx").unlink()  # killed between its two files
+    run = loop.resume(run.path, ["stop.iterations=10"])
+    assert run.best() == Best(4, 500.0)
+    assert (run.path / "policy-best.onnx").read_bytes() == onnx.render(run.policy("best"))
+
+
+def same_params(one, other):
+    return one.keys() == other.keys() and all(np.array_equal(one[name], other[name]) for name in one)
+
+
+def test_a_policy_that_is_not_kept_is_refused_with_what_is(tmp_path):
+    run = loop.train(experiment(tmp_path / "run", evaluation=Evaluation(every=2, episodes=1)))
+    for which in ("3", "99", "bests", "-1", "²", ""):
+        with pytest.raises(InputError, match=r"run@.*kept: last, best, 2, 4$"):
+            run.policy(which)
+    for path, which, rest in (
+        ("checkpoint.best", "best", "last, 2, 4"),
+        ("checkpoints/00000002", "2", "last, best, 4"),
+    ):
+        file = run.path / path / "state.safetensors"
+        data = bytearray(file.read_bytes())
+        data[-1] ^= 1
+        file.write_bytes(data)
+        with pytest.raises(InputError, match=f"damaged.*; kept: {rest}$"):
+            run.policy(which)
+    with pytest.raises(InputError, match=r"run@best: the checkpoint .* is damaged"):
+        run.best()
+    (run.path / "policy.safetensors").write_bytes(b"nonsense")
+    with pytest.raises(InputError, match=r"run@last: .*damaged.*; kept: best, 2, 4$"):
+        run.policy()
+    unevaluated = loop.train(experiment(tmp_path / "other", stop=Stop(iterations=1)))
+    with pytest.raises(InputError, match=r"none was evaluated.*; kept: last, 1$"):
+        unevaluated.policy("best")
+
+
+def test_a_lost_best_policy_does_not_stop_a_run(tmp_path, caplog):
+    run = loop.train(experiment(tmp_path / "run", evaluation=Evaluation(every=2, episodes=1)))
+    (run.path / "checkpoint.best" / "state.safetensors").write_bytes(b"")
+    loop.resume(run.path, ["stop.iterations=6"])
+    assert "the best policy is lost" in caplog.text
+    assert run.best().iteration == 6
+
+
+def test_the_best_is_not_kept_where_nobody_wants_it(tmp_path):
+    e = experiment(
+        tmp_path / "run", evaluation=Evaluation(every=2, episodes=1), checkpoint=Checkpoints(every=2, best=False)
+    )
+    run = loop.train(e)
+    assert run.kept() == ["last", "2", "4"]
+    assert not (run.path / "policy-best.onnx").exists()
+    assert "evaluation/return_best" not in run.rows()[-1]
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning")  # Gymnasium's own, of the same
@@ -458,3 +584,31 @@ def test_kill_9_loses_at_most_what_came_after_the_checkpoint_and_leaves_no_worke
     assert last >= newest
     run = loop.resume(tmp_path / "run", [f"stop.iterations={last + 1}"])
     assert [row["iteration"] for row in run.rows()] == list(range(1, last + 2))
+
+
+def test_evaluations_cut_at_other_lengths_are_not_compared() -> None:
+    """With a cost for each step a shorter cut looks better, and a policy that runs in circles would stay the best."""
+    circles, longer, solved, worse = Best(2, -205.0, True), Best(4, -819.0, True), Best(6, -300.0), Best(8, -400.0)
+    assert longer.beats(circles)
+    assert solved.beats(longer)
+    assert not circles.beats(solved)
+    assert not worse.beats(solved)
+    assert Best(9, -300.0).beats(solved)
+
+
+def test_a_run_without_an_end_keeps_the_newest_of_its_cut_evaluations(tmp_path: Path) -> None:
+    run = loop.train(
+        Experiment(
+            game="CliffWalking-v1",
+            algorithm={"name": "dqn"},
+            iteration=200,
+            stop=Stop(iterations=2),
+            evaluation=Evaluation(every=1, episodes=2),
+            out=str(tmp_path / "run"),
+        )
+    )
+    cut = [row["evaluation/cut"] for row in run.rows()]
+    assert all(cut)  # two hundred steps teach nobody the way
+    best = run.best()
+    assert best is not None
+    assert (best.iteration, best.cut) == (2, True)

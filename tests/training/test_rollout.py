@@ -85,8 +85,8 @@ def test_rows_are_what_was_played(name):
         expected = logp[np.arange(len(logp)), action[:, :-1].ravel()]
         assert log_prob[:, :-1].ravel() == pytest.approx(expected, abs=1e-5)
         total += reward[:, :-1].sum()
-        returns += [ret for ret, _ in episodes]
-        lengths += sum(length for _, length in episodes)
+        returns += [episode.ret for episode in episodes]
+        lengths += sum(episode.length for episode in episodes)
     assert returns
     assert 0 <= total - sum(returns) <= 2 * 500  # all rewards but those of the two episodes that go on
 

@@ -25,7 +25,9 @@ __all__ = ["DQN", "Config", "State"]
 
 
 class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    lr: Positive = 1e-3  # Adam's step size
+    lr: Positive = 1e-3  # Adam's step size …
+    lr_final: Positive | None = None  # … which falls to this, in a straight line; none: it stays
+    schedule_updates: Count = 100_000  # until lr_final is reached
     gamma: Fraction = 0.99  # how much the future counts: ~1/(1−γ) steps ahead
     batch: Count = 128  # transitions per update
     n_step: Count = 3  # rewards summed before bootstrapping: faster credit, slightly off-policy
@@ -40,7 +42,12 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     exploration_final: Fraction = 0.01  # … and after
     exploration_steps: Count = 8_000  # this many steps of experience
     normalise: bool = True  # observations to mean 0, deviation 1, inside the policy
-    layers: tuple[Layer, ...] = (Dense(64), Dense(64))
+    layers: tuple[Layer, ...] = (Dense(64), Dense(64))  # for vectors; see `algorithms.defaults`
+
+
+# For Discrete observations, of which a network knows nothing but that they differ: a value for each of them and each
+# action, which many steps fill, large ones first. Why and how well: docs/algorithms/dqn.md.
+TABLE = {"layers": (), "normalise": False, "n_step": 1, "updates_per_step": 1.0, "lr": 0.02, "lr_final": 0.002}
 
 
 class State(NamedTuple):
@@ -61,7 +68,10 @@ class DQN:
         self.game, self.config = game, config
         self.head = QValues(config.duelling)
         self.shapes = param_shapes(game, config.layers, self.head)
-        self.optimiser = optax.chain(optax.clip_by_global_norm(config.max_grad_norm), optax.adam(config.lr))
+        rate: Any = config.lr
+        if config.lr_final is not None:
+            rate = optax.linear_schedule(config.lr, config.lr_final, config.schedule_updates)
+        self.optimiser = optax.chain(optax.clip_by_global_norm(config.max_grad_norm), optax.adam(rate))
 
     def init(self, key: jax.Array) -> State:
         params = init_params(key, self.shapes)

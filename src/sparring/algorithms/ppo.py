@@ -27,6 +27,7 @@ __all__ = ["PPO", "Config", "State", "vtrace"]
 
 REWARD_CLIP = 10.0  # scaled rewards are clipped to ±this
 AT_ONCE = 2048  # steps whose values are computed together before the epochs
+FARTHEST = 20.0  # log-ratio: far beyond any clipping. exp(89) overflows, and 0 × inf in a weighted mean is NaN
 
 
 class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -52,6 +53,10 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     layers: tuple[Layer, ...] = (Dense(64, "tanh"), Dense(64, "tanh"))
     critic_layers: tuple[Layer, ...] | None = None  # of the value network; none: as many and as large as the policy's
     shared: bool = False  # the value is a second head on the policy's layers: half the work, for images
+
+
+# For images: one network for both heads, and fewer passes over what is dear to compute (as is usual for Atari).
+IMAGES = {"shared": True, "epochs": 4}
 
 
 class Returns(NamedTuple):
@@ -150,7 +155,7 @@ class PPO:
         c = self.config
         out, value = self.forward(params, rows.obs)
         log_prob, entropy = log_prob_and_entropy(self.game, params, out, rows.action)
-        log_ratio = log_prob - rows.log_prob
+        log_ratio = jnp.clip(log_prob - rows.log_prob, -FARTHEST, FARTHEST)
         ratio = jnp.exp(log_ratio)
         gain = jnp.minimum(ratio * rows.advantage, jnp.clip(ratio, 1 - clip, 1 + clip) * rows.advantage)
         policy_loss = -(rows.weight * gain).mean()

@@ -1,5 +1,6 @@
-"""What every algorithm offers. Off-policy ones learn from batches of replayed transitions, on-policy ones from the
-trajectories of recent policies. State is a NamedTuple of arrays: checkpointed, sharded and compared as a pytree."""
+"""What every algorithm offers, and all that trainers read of it. Off-policy ones learn from batches of replayed
+transitions, on-policy ones from the trajectories of recent policies. State is a NamedTuple of arrays: checkpointed,
+sharded and compared as a pytree."""
 
 from typing import Annotated, Any, ClassVar, Protocol
 
@@ -34,25 +35,28 @@ Metrics = dict[str, jax.Array]  # "loss/q", "q/mean", …: scalars, means over t
 
 
 class OffPolicyConfig(Protocol):
-    """Hyperparameters that the trainer itself reads."""
+    """Hyperparameters that trainers themselves read. `layers` is optional: from it they see whether the network is so
+    small that one thread of XLA is quickest (`training/xla.py`)."""
 
     @property
-    def batch(self) -> int: ...
+    def batch(self) -> int: ...  # transitions per update
     @property
-    def gamma(self) -> float: ...
+    def gamma(self) -> float: ...  # with which rewards are summed …
     @property
-    def n_step(self) -> int: ...
+    def n_step(self) -> int: ...  # … over so many steps
     @property
-    def replay(self) -> int: ...
+    def replay(self) -> int: ...  # rows of the replay window
     @property
-    def learning_starts(self) -> int: ...
+    def learning_starts(self) -> int: ...  # transitions before the first update
     @property
-    def updates_per_step(self) -> float: ...
+    def updates_per_step(self) -> float: ...  # of experience
     @property
-    def normalise(self) -> bool: ...
+    def normalise(self) -> bool: ...  # observations that are no images to mean 0, deviation 1
 
 
 class OnPolicyConfig(Protocol):
+    """As above; `minibatch` is optional, too, and means the same as `batch` to `training/xla.py`."""
+
     @property
     def steps(self) -> int: ...  # of experience per update
     @property
@@ -63,7 +67,8 @@ class Algorithm(Protocol):
     name: ClassVar[str]
     on_policy: ClassVar[bool]
     game: Game
-    config: Any  # an OffPolicyConfig or an OnPolicyConfig: a frozen msgspec.Struct named `Config` in the same file
+    # An OffPolicyConfig or an OnPolicyConfig: a frozen msgspec.Struct, named `Config` in the same file.
+    config: Any
 
     def init(self, key: jax.Array) -> Any: ...
 

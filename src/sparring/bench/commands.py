@@ -19,10 +19,12 @@ app = typer.Typer(
 @app.command(
     epilog="Examples:\n\n"
     "  $ sparring bench scaling experiments/humanoidbullet-ppo.yaml --workers 1,2,4\n\n"
+    "  $ sparring bench scaling CartPole-v1 --algorithm ppo\n\n"
     "  $ sparring bench scaling e.yaml --workers 16,64 --runner ray --set resources.address=10.0.0.1:6379 --gpus 0,1"
 )
 def scaling(
-    experiment: Annotated[Path, typer.Argument(metavar="EXPERIMENT.yaml", help="What to train.")],
+    target: Annotated[str, typer.Argument(metavar="EXPERIMENT.yaml|GAME", help="What to train, as `train` takes it.")],
+    algorithm: Annotated[str | None, typer.Option(help="For a game without an experiment file.")] = None,
     workers: Annotated[str, typer.Option(help="Numbers of rollout workers, such as 1,2,4.")] = "1,2",
     gpus: Annotated[
         str | None, typer.Option(help="Numbers of GPUs that learn, such as 0,1; default: as the experiment says.")
@@ -43,7 +45,7 @@ def scaling(
     from sparring.bench import report
     from sparring.bench.scaling import Configuration, check, configurations, measure_all
     from sparring.terminal import table
-    from sparring.training.experiment import read
+    from sparring.training.commands import experiment_of
 
     wanted = configurations(workers, gpus)
     # Any number of workers will do here: every configuration brings its own.
@@ -52,7 +54,7 @@ def scaling(
         *([] if runner is None else [f"runner={runner}"]),
         f"rollout.workers={wanted[0].workers}",
     ]
-    what = read(experiment, asked)
+    what = experiment_of(target, algorithm, asked)
     if out.exists() and not out.is_dir():
         raise InputError(f"{out} is not a directory: choose another with --out")
     console = Console(stderr=True)
@@ -74,6 +76,12 @@ def scaling(
         "utilisation": "used",
         "memory_mb": "MB",
     }
-    rows = [tuple("–" if line[key] is None else f"{line[key]:.4g}" for key in columns) for line in report.table(found)]
+    rows = [tuple(_cell(line[key]) for key in columns) for line in report.table(found)]
     Console().print(table(f"{what.name} on {what.game}", tuple(f">{name}" for name in columns.values()), rows))
     typer.echo(f"written: {out / 'scaling.md'}")
+
+
+def _cell(value: float | None) -> str:
+    if value is None:
+        return "–"
+    return f"{value:,.0f}" if value >= 1000 else f"{value:.4g}"

@@ -33,7 +33,7 @@ REFERENCE: dict[str, dict[str, dict[int, float]]] = {
     },
 }
 COLUMNS = (
-    "workers", "gpus", "iteration_s", "steps_per_s", "speed_up", "efficiency", "sampling_efficiency",
+    "workers", "gpus", "iteration_s", "steps_per_s", "speed_up", "efficiency", "sampled_per_s", "sampling_efficiency",
     *(f"{phase}_s" for phase in PHASES), "utilisation", "memory_mb", "start_s", "iteration_s_each_round",
 )  # fmt: skip
 COLOURS = {"sample": "#4c78a8", "load": "#72b7b2", "learn": "#e45756", "update": "#f2cf5b", "other": "#bab0ac"}
@@ -42,7 +42,8 @@ Line = dict[str, Any]
 
 
 def table(found: Sequence[Measured]) -> list[Line]:
-    """A line for each configuration: medians over rounds. Speed-up is over the fewest workers with the same GPUs."""
+    """A line for each configuration: medians over rounds, and what follows from these very numbers. Speed-up is over
+    the fewest workers with the same GPUs."""
     lines = []
     for each in found:
         here = each.configuration
@@ -51,17 +52,19 @@ def table(found: Sequence[Measured]) -> list[Line]:
             key=lambda other: other.configuration.workers,
         )
         more = here.workers / base.configuration.workers
-        speed_up = each.speed_up(base, lambda r: r.steps_per_s)
-        sampling = each.speed_up(base, lambda r: r.sampled_per_s)
+        rate, base_rate = (m.median(lambda r: r.steps_per_s) for m in (each, base))
+        sampled, base_sampled = (m.median(lambda r: r.sampled_per_s) for m in (each, base))
+        speed_up, sampling = _ratio(rate, base_rate), _ratio(sampled, base_sampled)
         memory = each.median(lambda r: r.memory)
         lines.append(
             {
                 "workers": here.workers,
                 "gpus": here.gpus,
                 "iteration_s": each.median(lambda r: r.iteration_s),
-                "steps_per_s": each.median(lambda r: r.steps_per_s),
+                "steps_per_s": rate,
                 "speed_up": speed_up,
                 "efficiency": None if speed_up is None else speed_up / more,
+                "sampled_per_s": sampled,
                 "sampling_efficiency": None if sampling is None else sampling / more,
                 **{f"{phase}_s": statistics.median(r.phases[phase] for r in each.rounds) for phase in PHASES},
                 "utilisation": each.median(lambda r: r.utilisation),
@@ -71,6 +74,10 @@ def table(found: Sequence[Measured]) -> list[Line]:
             }
         )
     return lines
+
+
+def _ratio(rate: float | None, base: float | None) -> float | None:
+    return rate / base if rate and base else None
 
 
 def write(out: Path, experiment: Experiment, found: Sequence[Measured], command: str) -> None:
@@ -95,8 +102,9 @@ def markdown(experiment: Experiment, found: Sequence[Measured], lines: Sequence[
         f"`{command}`\n",
         f"Runner `{experiment.runner}`, {experiment.rollout.envs} environments of each worker, {steps:,.0f} steps an "
         f"iteration; {os.cpu_count()} cores ({platform.machine()}, {platform.system()}). Medians of {rounds} rounds in "
-        "turns, without warm-up. Speed-up is over the fewest workers with the same GPUs; efficiency is its part of "
-        "linear, of the whole iteration and of sampling alone (on-policy). Utilisation is the part of the time that a "
+        "turns, without warm-up. Speed-up is that of steps/s over the fewest workers with the same GPUs; efficiency is "
+        "its part of linear, of the whole iteration and of sampling alone (where play and learning take turns). "
+        "Utilisation is the part of the time that a "
         "worker played; memory is what a worker's process takes, shared pages by their part; the start is everything "
         "from the command to the end of the first iteration.\n",
     ]

@@ -12,13 +12,16 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from sparring.errors import InputError, SparringError
 from sparring.training.experiment import Experiment
 from sparring.training.metrics import PHASES, Row
+
+if TYPE_CHECKING:
+    from sparring.training.protocol import Trainee
 
 __all__ = ["Configuration", "Measured", "Round", "check", "configurations", "measure", "measure_all"]
 
@@ -47,7 +50,7 @@ class Round:
     iteration_s: float
     steps_per_s: float
     phases: dict[str, float]  # seconds of an iteration
-    sampled_per_s: float | None  # on-policy: steps by the time that was spent waiting for play
+    sampled_per_s: float | None  # where play and learning take turns: steps by the time that play took
     utilisation: float | None  # part of the time that workers played
     memory: float | None  # bytes of a worker
     start_s: float  # from the command to the end of the first iteration
@@ -61,12 +64,6 @@ class Measured:
     def median(self, of: Callable[[Round], float | None]) -> float | None:
         values = [value for each in self.rounds if (value := of(each)) is not None]
         return statistics.median(values) if values else None
-
-    def speed_up(self, base: "Measured", of: Callable[[Round], float | None]) -> float | None:
-        """Rates against those of `base`: the median of each round's ratio."""
-        pairs = [(of(mine), of(theirs)) for mine, theirs in zip(self.rounds, base.rounds, strict=True)]
-        ratios = [mine / theirs for mine, theirs in pairs if mine and theirs]
-        return statistics.median(ratios) if ratios else None
 
 
 def configurations(workers: str, gpus: str | None) -> list[Configuration]:
@@ -139,7 +136,7 @@ def measure(
         iteration_s=seconds / len(rows),
         steps_per_s=steps / seconds,
         phases={phase: sum(row[f"time/{phase}_s"] for row in rows) / len(rows) for phase in PHASES},
-        sampled_per_s=steps / sampling if end["waits"] else None,
+        sampled_per_s=steps / sampling if end["takes_turns"] and sampling else None,
         utilisation=statistics.mean(used) if used else None,
         memory=statistics.mean(end["memory"]) if end["memory"] else None,
         start_s=start,
@@ -199,10 +196,13 @@ def check_here(experiments: list[Experiment], gpus: int) -> None:
             raise InputError(f"--gpus {gpus}: JAX finds {found} GPUs on this machine ({jax.devices()[0].platform})")
     for experiment in experiments:
         trainee = create(experiment, Path())
-    trainee.prepare()  # of the largest
+    try:
+        trainee.prepare()  # of the largest
+    finally:
+        trainee.close()
 
 
-def create(experiment: Experiment, logs: Path) -> Any:
+def create(experiment: Experiment, logs: Path) -> "Trainee":
     from sparring.games import catalog
     from sparring.training import loop
 
@@ -223,7 +223,7 @@ def measure_here(experiment: Experiment, iterations: int) -> None:
                 row |= {"seconds": time.perf_counter() - began, "steps": trainee.steps - steps}
                 say(row=row, counts=warm)
                 counted += warm
-            say(memory=trainee.source.memory(), waits=trainee.algorithm.on_policy and not trainee.overlap)
+            say(memory=trainee.memory(), takes_turns=trainee.takes_turns)
         finally:
             trainee.close()
 

@@ -6,6 +6,7 @@ they are sampled. Sampling is NumPy on the host: one gather for many updates cos
 themselves and needs no copy of the ring on a device.
 """
 
+import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -18,7 +19,7 @@ from sparring.games.spec import Array
 from sparring.networks.policy import features
 from sparring.networks.spec import action_size, feature_shape, image_layout, scaling
 
-__all__ = ["Batch", "Replay", "encode_action", "encode_obs"]
+__all__ = ["Batch", "Replay", "encode_action", "encode_obs", "row_bytes"]
 
 STEP, TERMINAL, END = 0, 1, 2  # a transition; one whose next state is terminal; an observation without a transition
 
@@ -54,6 +55,14 @@ def encode_action(game: Game, action: Array) -> Array:
         np.nextafter(s.unit_high, np.float32(-np.inf)),
     )
     return np.where(flat >= s.high, s.unit_high, np.where(flat <= s.low, s.unit_low, unit))
+
+
+def row_bytes(game: Game) -> int:
+    """Memory that one row of a replay window takes."""
+    obs = math.prod(_stored_shape(game.observation)) * _stored_type(game.observation).itemsize
+    return (
+        obs + (action_size(game.action) if isinstance(game.action, Box) else game.action.element.itemsize // 4) * 4 + 5
+    )
 
 
 class Replay:
@@ -129,7 +138,10 @@ class Replay:
     ) -> Batch:
         """`updates` batches, uniform over the window's transitions. An n-step sum ends early where its fragment does,
         and then bootstraps from the last observation there is."""
-        at = self._draw(rng, updates * batch)
+        return self.gather(self._draw(rng, updates * batch), updates, batch, gamma=gamma, n_step=n_step)
+
+    def gather(self, at: Array, updates: int, batch: int, *, gamma: float = 0.99, n_step: int = 1) -> Batch:
+        """The transitions that begin at these rows."""
         reward, discount = np.zeros(len(at), np.float32), np.ones(len(at), np.float32)
         last, going = at, np.ones(len(at), bool)
         for _ in range(n_step):
@@ -146,6 +158,18 @@ class Replay:
             next_obs=self._take(last % self.capacity, shape),
             discount=discount.reshape(shape),
         )
+
+    def extremes(self, count: int) -> Array:
+        """Rows of the transitions with the largest numbers, by reward, observation and action; cycled to `count`."""
+        at = np.flatnonzero(self.kind[: self.rows] != END)
+        sizes = [np.abs(self.reward[at])]
+        if self.obs.dtype.kind == "f":
+            obs = np.abs(self.obs.reshape(self.capacity, -1)).max(1)
+            sizes.append(np.maximum(obs[at], obs[(at + 1) % self.capacity]))
+        if self.action.dtype.kind == "f":
+            sizes.append(np.abs(self.action[at]).max(1))
+        share = -(-count // len(sizes))
+        return np.concatenate([np.resize(at[np.argsort(-size)[:share]], share) for size in sizes])[:count]
 
     def _take(self, at: Array, shape: tuple[int, int]) -> Array:
         obs = self.obs[at]

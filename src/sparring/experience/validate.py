@@ -10,12 +10,17 @@ from collections.abc import Sequence
 import numpy as np
 
 from sparring.experience.fragment import REWARD, Fragment
-from sparring.games.spec import Game, Space
+from sparring.games.spec import Array, Box, Dict, Game, Space
 
-__all__ = ["MAX_STEPS", "check"]
+__all__ = ["MAX_NUMBER", "MAX_REWARD", "MAX_STEPS", "check"]
 
 MAX_STEPS = 10_000
 MAX_NAME = 200
+# One enormous number makes a network NaN, and all that was learned with it: losses square rewards, in float32, which
+# ends at 3.4e38. A return of 10,000 steps of the largest reward still has a square of 1e20.
+MAX_REWARD = 1e6  # where the game declares no `reward`
+MAX_NUMBER = 1e15  # in an observation or action without a bound of its own: a clock in milliseconds is at 1.8e12
+MAX_LOG_PROB = 1e6
 DAY = 86_400.0
 FUTURE, PAST = 1 * DAY, 60 * DAY  # a client may have been offline for weeks; nobody plays tomorrow
 
@@ -66,10 +71,43 @@ def _values(game: Game, fragments: Sequence[Fragment]) -> str | None:
     columns: tuple[tuple[str, Space], ...] = (("obs", game.observation), ("action", game.action))
     for name, space in columns:
         joined = b"".join([getattr(f, name) for f in fragments])
-        if (why := space.problem(np.frombuffer(joined, space.element))) is not None:
+        column = np.frombuffer(joined, space.element)
+        if (why := space.problem(column) or _enormous(space, column)) is not None:
             return f"{name} {why}"
-    for name in ("reward", "log_prob"):
-        joined = b"".join([getattr(f, name) or b"" for f in fragments])
-        if not np.isfinite(np.frombuffer(joined, REWARD)).all():
+    declared = ': a game whose rewards are larger declares them, `"reward": [LOW, HIGH]`' if not game.reward else ""
+    for name, bounds, hint in (
+        ("reward", game.reward or (-MAX_REWARD, MAX_REWARD), declared),
+        ("log_prob", (-MAX_LOG_PROB, MAX_LOG_PROB), ""),
+    ):
+        values = np.frombuffer(b"".join([getattr(f, name) or b"" for f in fragments]), REWARD)
+        if not np.isfinite(values).all():
             return f"{name} has NaN or infinite values"
+        if (why := _outside(values, *bounds)) is not None:
+            return f"{name} {why}{hint}"
+    return None
+
+
+def _enormous(space: Space, column: Array) -> str | None:
+    """Numbers too large to learn from, where the space has no bound that says otherwise."""
+    if isinstance(space, Dict):
+        found = ((name, _enormous(part, column[name])) for name, part in space.fields.items())
+        return next((f"{name} {why}" for name, why in found if why is not None), None)
+    if not isinstance(space, Box) or column.dtype.kind != "f":
+        return None
+    low = -MAX_NUMBER if space.low is None else -np.inf
+    high = MAX_NUMBER if space.high is None else np.inf
+    why = None if (low, high) == (-np.inf, np.inf) else _outside(column, low, high)
+    return why and f"{why}: a space whose numbers are larger declares `low` and `high`"
+
+
+def _outside(values: Array, low: float, high: float) -> str | None:
+    """Bounds in the numbers' own precision: the float32 nearest to 0.1 is above 0.1, and still within it."""
+    if not values.size:
+        return None
+    with np.errstate(over="ignore"):  # beyond float32 there is no bound
+        least, most = values.dtype.type(low), values.dtype.type(high)
+    if (value := values.min()) < least:
+        return f"reaches {value:.9g}, the least that is allowed is {low:g}"
+    if (value := values.max()) > most:
+        return f"reaches {value:.9g}, the most that is allowed is {high:g}"
     return None

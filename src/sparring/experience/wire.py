@@ -7,13 +7,14 @@ import time
 import zlib
 from collections.abc import Sequence
 from types import ModuleType
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 
 from sparring.errors import InputError
 from sparring.experience.fragment import Columns, Fragment, new_id, pack
-from sparring.games.spec import Box, Game, column
+from sparring.experience.validate import MAX_NAME, MAX_STEPS
+from sparring.games.spec import Box, Game, column, told
 
 gzip: ModuleType
 try:  # the same bytes, made ten times as fast
@@ -32,23 +33,33 @@ class TooLarge(InputError):
     """More bytes than the receiver takes."""
 
 
-class JsonFragment(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A fragment as rows: what a person writes by hand. `id`, `episode` and `time` may be left out."""
+# For JSON Schema; what they say is checked by `validate`. (Not all that is no control character is printable.)
+_COLUMN = told(minItems=1, maxItems=MAX_STEPS, items={"type": ["number", "boolean", "array", "object"]})
+_OBS = told(minItems=2, maxItems=MAX_STEPS + 1, items={"type": ["number", "boolean", "array", "object"]})
+_NUMBERS = told(minItems=1, maxItems=MAX_STEPS)
+_TEXT = told(minLength=1, maxLength=MAX_NAME, pattern=r"^[^\u0000-\u001f\u007f]+$")
+_COUNT = told(minimum=0, maximum=(1 << 53) - 1)
+_Name = Annotated[str, _TEXT]
 
-    player: str
-    obs: list[Any]
-    action: list[Any]
-    reward: list[float]
+
+class JsonFragment(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A fragment as rows: what a person writes by hand. `id`, `episode` and `time` may be left out. There is one
+    observation more than actions and rewards; `model` and `version` go together."""
+
+    player: _Name
+    obs: Annotated[list[Any], _OBS]
+    action: Annotated[list[Any], _COLUMN]
+    reward: Annotated[list[float], _NUMBERS]
     schema: str
-    id: str | None = None
-    episode: str | None = None
-    start: int = 0
+    id: _Name | None = None
+    episode: _Name | None = None
+    start: Annotated[int, _COUNT] = 0
     time: float | None = None
     terminated: bool = False
     truncated: bool = False
-    log_prob: list[float] | None = None
-    model: str | None = None
-    version: int | None = None
+    log_prob: Annotated[list[float], _NUMBERS] | None = None
+    model: _Name | None = None
+    version: Annotated[int, _COUNT] | None = None
 
 
 _json_decoder = msgspec.json.Decoder(list[JsonFragment])
@@ -65,12 +76,15 @@ def decode(body: bytes) -> list[Fragment]:
         raise InputError(f"the body is not a msgpack list of fragments: {error}") from error
 
 
-def decode_json(body: bytes, game: Game) -> list[Fragment | str]:
-    """Each row-wise fragment as columns, or the reason why it cannot be one."""
+def decode_json(body: bytes, game: Game, most: int | None = None) -> list[Fragment | str]:
+    """Each row-wise fragment as columns, or the reason why it cannot be one. TooLarge when there are more than `most`,
+    before any column is made."""
     try:
         rows = _json_decoder.decode(body)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise InputError(f"the body is not a JSON list of fragments: {error}") from error
+    if most is not None and len(rows) > most:
+        raise TooLarge(f"{len(rows)} fragments in one request, at most {most} are allowed: send several")
     return [_from_rows(row, game) for row in rows]
 
 
@@ -82,6 +96,7 @@ def _from_rows(row: JsonFragment, game: Game) -> Fragment | str:
         except (ValueError, TypeError, OverflowError) as error:
             return f"{name}: {error}"
     now = time.time()
+    name = new_id(now) if row.id is None else row.id
     fragment = pack(
         game,
         Columns(
@@ -89,9 +104,9 @@ def _from_rows(row: JsonFragment, game: Game) -> Fragment | str:
             log_prob=None if row.log_prob is None else column(NUMBER, row.log_prob),
             **parts,
         ),
-        id=new_id(now) if row.id is None else row.id,
+        id=name,
         player=row.player,
-        episode=new_id(now) if row.episode is None else row.episode,
+        episode=name if row.episode is None else row.episode,  # the same again when the fragment is sent again
         start=row.start,
         time=now if row.time is None else row.time,
         terminated=row.terminated,

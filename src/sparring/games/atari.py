@@ -21,10 +21,17 @@ class Ataris(AtariVectorEnv):  # type: ignore[misc]  # as Gymnasium's below
         super().__init__(num_envs=count, num_threads=1 if count == 1 else 0, reward_clipping=False, **settings)
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
-        return super().reset(seed=None if seed is None else seed % (SEEDS - self.num_envs), options=options)
+        obs, _ = super().reset(seed=None if seed is None else seed % (SEEDS - self.num_envs), options=options)
+        return obs, {}  # ale-py's: lives and numbers of frames, which say nothing of how well it went
+
+    def step(self, actions: Any) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
+        obs, reward, terminated, truncated, _ = super().step(actions)
+        return obs, reward, terminated, truncated, {}
 
 
 class Atari(gymnasium.Env[Any, Any]):  # type: ignore[misc]  # Gymnasium is Any to mypy here
+    has_time_limit = True  # ale-py's: 27,000 steps
+
     def __init__(self, env_id: str, render_mode: str | None = None) -> None:
         self.env = Ataris(env_id, 1)
         self.observation_space, self.action_space = self.env.single_observation_space, self.env.single_action_space

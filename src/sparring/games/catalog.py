@@ -6,6 +6,7 @@ import math
 import os
 import re
 import sys
+import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,15 +14,39 @@ from typing import Any
 
 import numpy as np
 
-from sparring.errors import InputError
+from sparring.errors import GameError, InputError, SparringError
 from sparring.games.spec import Box, Dict, Discrete, Game, MultiDiscrete, Space
 
-__all__ = ["declare", "load", "make", "register", "silent"]
+__all__ = ["Unregistered", "declare", "fault", "load", "make", "own_fault", "register", "silent"]
 
 PACKAGES = {
     r".*BulletEnv-v\d+$": ("pybullet_envs_gymnasium", "sparring[bullet]"),
     r"ALE/": ("ale_py", "sparring[atari]"),
 }
+
+
+class Unregistered(InputError):
+    """Gymnasium knows no such game in this process."""
+
+
+@contextmanager
+def own_fault(name: str, where: str, *but: type[Exception]) -> Iterator[None]:
+    """Whatever the game's own code raises is told as its `fault`; `but` goes through."""
+    try:
+        yield
+    except Exception as error:
+        if isinstance(error, (SparringError, *but)):
+            raise
+        raise fault(name, where, error) from error
+
+
+def fault(name: str, where: str, error: BaseException) -> GameError:
+    """An error of the game's own code, as people read it: the last line of its traceback, and whose it is."""
+    what = traceback.format_exception_only(error)[-1].strip()
+    place = traceback.extract_tb(error.__traceback__)[-1]
+    told = GameError(f"the game {name} failed in {where}: {what} ({place.filename}, line {place.lineno})")
+    told.details = "".join(traceback.format_exception(error))
+    return told
 
 
 def load(name: str) -> Game:
@@ -34,7 +59,11 @@ def load(name: str) -> Game:
             return Game.from_json(path.read_bytes())
         except OSError as error:
             raise InputError(f"cannot read {name}: {error.strerror}") from error
-    env = make(name)
+    try:
+        env = make(name)
+    except GameError as error:
+        code = f"import gymnasium; gymnasium.make('{name}')"
+        raise GameError(f'{error}. Its traceback: python -c "{code}"') from error
     try:
         observation, action = _unbounded(space_of(env.observation_space)), space_of(env.action_space)
         if isinstance(action, Dict):
@@ -54,18 +83,28 @@ def make(env_id: str, **options: Any) -> Any:
         raise InputError("playing a Gymnasium game needs gymnasium: pip install 'sparring[play]'") from error
     register(env_id)
     try:
-        if env_id.startswith("ALE/"):
-            from sparring.games.atari import Atari
-
-            return Atari(env_id, **options)
-        if "pybullet_envs_gymnasium" not in sys.modules:
-            return gymnasium.make(env_id, **options)
-        with silent():
-            from sparring.games.bullet import quicken
-
-            return quicken(gymnasium.make(env_id, **options))
+        with own_fault(env_id, "its constructor", gymnasium.error.Error, ImportError):
+            return _make(env_id, options)
+    except gymnasium.error.UnregisteredEnv as error:
+        own = "" if ":" in env_id else f". A game of your own needs its module's name: module:{env_id}"
+        raise Unregistered(f"cannot make the game {env_id!r}: {error}{own}") from error
     except (gymnasium.error.Error, ImportError) as error:  # ImportError: a game whose own needs are not installed
         raise InputError(f"cannot make the game {env_id!r}: {error}") from error
+
+
+def _make(env_id: str, options: dict[str, Any]) -> Any:
+    import gymnasium
+
+    if env_id.startswith("ALE/"):
+        from sparring.games.atari import Atari
+
+        return Atari(env_id, **options)
+    if "pybullet_envs_gymnasium" not in sys.modules:
+        return gymnasium.make(env_id, **options)
+    with silent():
+        from sparring.games.bullet import quicken
+
+        return quicken(gymnasium.make(env_id, **options))
 
 
 def register(env_id: str) -> None:
@@ -83,7 +122,8 @@ def register(env_id: str) -> None:
     if named and os.getcwd() not in sys.path:
         sys.path.append(os.getcwd())  # a module of one's own lies where one works
     try:
-        importlib.import_module(module)
+        with own_fault(env_id, f"its module {module}", ImportError):
+            importlib.import_module(module)
     except ImportError as error:
         what = f"pip install '{package}'" if package else f"{error}"
         raise InputError(f"{env_id} needs {module}: {what}") from error

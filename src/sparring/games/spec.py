@@ -9,6 +9,7 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 from functools import cached_property
+from itertools import chain
 from operator import index
 from typing import Annotated, Any, ClassVar
 
@@ -22,16 +23,25 @@ __all__ = ["Action", "Box", "Dict", "Discrete", "Game", "MultiDiscrete", "Space"
 
 Array = np.ndarray[Any, np.dtype[Any]]
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
+FIELD = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,63}")
 DTYPES = ("float32", "float64", "uint8", "int8", "int16", "int32", "int64", "bool")
 MAX_STEP_BYTES = 4 << 20
+NUMBERS = (int, float, np.integer, np.floating, np.bool_)
+MAX_COLUMN_BYTES = 64 << 20  # of rows that are Python lists
+MAX_PLAYERS = 10_000
 MAX_DIMENSIONS = 16  # NumPy stops at 64, and batches add some
+
+
+def told(**schema: Any) -> msgspec.Meta:
+    """What JSON Schema shall say of a field whose check is ours, because it says more when it fails."""
+    return msgspec.Meta(extra_json_schema=schema)
 
 
 class Box(msgspec.Struct, frozen=True, tag="box", tag_field="type", dict=True, forbid_unknown_fields=True):
     """Numbers of one shape. `low`/`high`: one bound for all, a list in row-major order, or none."""
 
-    shape: tuple[int, ...]
-    dtype: str = "float32"
+    shape: Annotated[tuple[Annotated[int, told(minimum=1, maximum=MAX_STEP_BYTES)], ...], told(maxItems=MAX_DIMENSIONS)]
+    dtype: Annotated[str, told(enum=DTYPES)] = "float32"
     low: float | tuple[float, ...] | None = None
     high: float | tuple[float, ...] | None = None
 
@@ -150,14 +160,17 @@ class MultiDiscrete(
 class Dict(msgspec.Struct, frozen=True, tag="dict", tag_field="type", dict=True, forbid_unknown_fields=True):
     """Named parts, one level deep. Order in memory is by name, so two clients cannot disagree."""
 
-    fields: dict[str, Box | Discrete | MultiDiscrete]
+    fields: Annotated[
+        dict[str, Box | Discrete | MultiDiscrete],
+        told(minProperties=1, propertyNames={"pattern": f"^{FIELD.pattern}$"}),
+    ]
 
     def __post_init__(self) -> None:
         if not self.fields:
             raise ValueError("a dict space needs at least one field")
         for name in self.fields:
-            if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]{0,63}", name):
-                raise ValueError(f"field name {name!r}: use letters, digits and underscores")
+            if not FIELD.fullmatch(name):
+                raise ValueError(f"field name {name[:100]!r}: use letters, digits and underscores, at most 64")
         if self.element.itemsize > MAX_STEP_BYTES:
             raise ValueError(f"one element of all fields is larger than {MAX_STEP_BYTES >> 20} MiB")
 
@@ -177,18 +190,28 @@ Space = Box | Discrete | MultiDiscrete | Dict
 
 
 def column(space: Space, rows: Sequence[Any] | Array) -> Array:
-    """Steps as a game or JSON gives them → one array of the space's element type. Raises ValueError on a misfit."""
+    """Steps as a game or JSON gives them → one array of the space's element type. Raises ValueError on a misfit.
+
+    Rows that are no arrays are strangers' input: NumPy gets them only as numbers in lists of exactly the space's shape,
+    so that it never takes more memory than what they hold. (Of strings it would make each as wide as the longest.)
+    """
+    if not isinstance(rows, np.ndarray) and len(rows) * space.element.itemsize > MAX_COLUMN_BYTES:
+        raise ValueError(f"{len(rows)} rows take more than {MAX_COLUMN_BYTES >> 20} MiB: send fewer at once")
     if isinstance(space, Dict):
+        parts = {
+            name: column(part, [_field(row, name, len(space.fields)) for row in rows])
+            for name, part in space.fields.items()
+        }
         out = np.empty(len(rows), space.element)
-        for name, part in space.fields.items():
-            out[name] = column(part, [_field(row, name, len(space.fields)) for row in rows])
+        for name, values in parts.items():
+            out[name] = values
         return out
-    base = space.element.base
-    array = np.asarray(rows)
+    shape, base = space.element.shape, space.element.base
+    array = rows if isinstance(rows, np.ndarray) else _numbers(rows, shape)
     if array.dtype.kind not in "fiub":
-        raise ValueError(f"expected numbers of shape {space.element.shape}, got {array.dtype} values or ragged rows")
-    if array.shape != (len(rows), *space.element.shape):
-        raise ValueError(f"expected {len(rows)} × {space.element.shape}, got {array.shape}")
+        raise ValueError(f"expected numbers of shape {shape}, got {array.dtype} values or ragged rows")
+    if array.shape != (len(rows), *shape):
+        raise ValueError(f"expected {len(rows)} × {shape}, got {array.shape}")
     if array.dtype == base:
         return array
     with np.errstate(invalid="ignore", over="ignore"):  # whole numbers are compared below; a float becomes infinite
@@ -197,6 +220,32 @@ def column(space: Space, rows: Sequence[Any] | Array) -> Array:
         whole = array.dtype.kind != "f" or (array == np.trunc(array)).all()
         raise ValueError(f"values do not fit {base}" if whole else "expected whole numbers")
     return out
+
+
+def _numbers(rows: Sequence[Any], shape: tuple[int, ...]) -> Array:
+    """An array of `len(rows)` × `shape`. Each level of lists is checked, and made one longer list, before the next."""
+    level: Sequence[Any] = rows
+    for i in range(len(shape) + 1):
+        kinds = {*map(type, level)}
+        if kinds == {np.ndarray}:  # a game's own, not a stranger's
+            if any(part.shape != shape[i:] for part in level):
+                raise ValueError(f"expected rows of shape {shape}, got arrays of another")
+            return np.stack(level).reshape(len(rows), *shape)
+        if i == len(shape):
+            break
+        if not kinds <= {list, tuple} or any(n != shape[i] for n in {*map(len, level)}):
+            raise ValueError(f"expected rows of shape {shape}, got {_found(level)} where a list of {shape[i]} belongs")
+        level = list(chain.from_iterable(level))
+    if not all(issubclass(kind, NUMBERS) for kind in kinds):
+        raise ValueError(f"expected numbers{f' in rows of shape {shape}' if shape else ''}, got {_found(level)}")
+    return np.array(level).reshape(len(rows), *shape)
+
+
+def _found(values: Sequence[Any]) -> str:
+    """What these are, for a message."""
+    kinds = {type(value).__name__ for value in values if not isinstance(value, list | tuple)}
+    lists = {f"a list of {len(value)}" for value in values if isinstance(value, list | tuple)}
+    return " and ".join(sorted(kinds | lists)[:5])
 
 
 def _field(row: Any, name: str, count: int) -> Any:
@@ -217,23 +266,36 @@ def _first(values: Array, wrong: Array) -> str:
     return f"{float(np.broadcast_to(values, wrong.shape).flat[wrong.argmax()]):.9g}"
 
 
+FLOAT_BOX = {
+    "if": {"properties": {"type": {"const": "box"}}},
+    "then": {"properties": {"dtype": {"enum": ["float32", "float64"]}}},
+}
+
+
 class Game(msgspec.Struct, frozen=True, dict=True, forbid_unknown_fields=True):
     """An observation space, an action space, a number of players.
 
-    `env` is the Gymnasium id behind it, or none for a declared game, which we cannot simulate.
+    `env` is the Gymnasium id behind it, or none for a declared game, which we cannot simulate. `reward`: the least and
+    the most that one step may be worth, where the default (`experience.validate`) does not fit.
     """
 
-    name: str
+    name: Annotated[str, told(pattern=f"^{NAME.pattern}$")]
     observation: Space
-    action: Action
-    players: int = 1
+    action: Annotated[Action, told(**FLOAT_BOX)]
+    players: Annotated[int, told(minimum=1, maximum=MAX_PLAYERS)] = 1
     env: str | None = None
+    # Unset is not written: older readers do not know it.
+    reward: tuple[float, float] | msgspec.UnsetType | None = msgspec.UNSET
 
     def __post_init__(self) -> None:
         if not NAME.fullmatch(self.name):
-            raise ValueError(f"game name {self.name!r}: use letters, digits, '.', '_' and '-', at most 100, no slash")
-        if self.players < 1:
-            raise ValueError("players must be at least 1")
+            raise ValueError(
+                f"game name {self.name[:200]!r}: use letters, digits, '.', '_' and '-', at most 100, no slash"
+            )
+        if not 1 <= self.players <= MAX_PLAYERS:
+            raise ValueError(f"players must be 1..{MAX_PLAYERS}")
+        if self.reward and not -math.inf < self.reward[0] <= self.reward[1] < math.inf:
+            raise ValueError(f"reward {list(self.reward)}: give two finite numbers, the least and the most of one step")
         if isinstance(self.action, Box) and not self.action.dtype.startswith("float"):
             raise ValueError("a Box action must be float32 or float64; for whole numbers use multi_discrete")
 

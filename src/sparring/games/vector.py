@@ -6,15 +6,21 @@ last observation is thus a row like any other, and nothing ever needs a second "
 """
 
 import json
+import math
+import re
+from collections.abc import Mapping
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
-from sparring.errors import InputError
-from sparring.games.catalog import make, register, space_of
+from sparring.errors import InputError, SparringError
+from sparring.games.catalog import fault, make, own_fault, register, space_of
 from sparring.games.spec import Array, Box, Dict, Discrete, Game, Space
 
-__all__ = ["Environments", "Native", "Separate", "Step", "build"]
+__all__ = ["Environments", "Native", "Separate", "Step", "build", "scalars"]
+
+MASK = "action_mask"  # of `info`: which actions are allowed
+NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]{0,63}")  # of a number in `info` that becomes a metric
 
 
 class Step(NamedTuple):
@@ -25,10 +31,12 @@ class Step(NamedTuple):
     reward: Array
     terminated: Array
     truncated: Array
+    infos: dict[int, dict[str, float]] = {}  # noqa: RUF012  # never changed; numbers in `info` of episodes that ended
 
 
 class Environments(Protocol):
     count: int
+    masked: bool  # the game has told in `info` which actions are allowed
 
     def reset(self, seed: int) -> Array: ...
 
@@ -61,6 +69,7 @@ class Separate:
         assert game.env is not None
         self.game, self.count = game, count
         self.envs = [make(game.env) for _ in range(count)]
+        self.masked = False
         self._obs = np.zeros(count, game.observation.element)
         self._action_shape = self.envs[0].action_space.shape
         self._seed = 0
@@ -77,8 +86,17 @@ class Separate:
         return self._obs.copy()
 
     def step(self, actions: Array) -> Step:
+        try:  # not `own_fault`, which takes a microsecond
+            return self._step(actions)
+        except SparringError:
+            raise
+        except Exception as error:
+            raise fault(str(self.game.env), "step", error) from error
+
+    def _step(self, actions: Array) -> Step:
         reward = np.zeros(self.count, np.float32)
         terminated, truncated = np.zeros(self.count, bool), np.zeros(self.count, bool)
+        infos: dict[int, dict[str, float]] = {}
         for i, env in enumerate(self.envs):
             if self._ended[i]:
                 self._episode[i] += 1
@@ -86,13 +104,23 @@ class Separate:
                 continue
             if len(self._actions[i]) <= REPLAYED:
                 self._actions[i].append(actions[i])
-            obs, reward[i], terminated[i], truncated[i], _ = env.step(self._native(actions[i]))
+            obs, reward[i], terminated[i], truncated[i], info = env.step(self._native(actions[i]))
             if self._fresh[i]:
                 self._fresh[i] = False
                 require_form(self.game, obs)
+                self.masked = self.masked or has_mask(info)
+            if terminated[i] or truncated[i]:
+                infos[i] = scalars(info)
             put(self.game.observation, self._obs, i, obs)
         self._ended = terminated | truncated
-        return Step(self._obs.copy(), reward, terminated, truncated)
+        return Step(self._obs.copy(), reward, terminated, truncated, infos)
+
+    @property
+    def has_time_limit(self) -> bool:
+        """Whether every episode ends, whoever plays."""
+        env = self.envs[0]
+        spec = getattr(env, "spec", None)
+        return getattr(env, "has_time_limit", False) or (spec is not None and spec.max_episode_steps is not None)
 
     def cut(self, i: int) -> None:
         """Ends an environment's episode here: its next step begins another."""
@@ -100,13 +128,18 @@ class Separate:
 
     def _begin(self, i: int) -> None:
         seed = np.random.SeedSequence((self._seed, i, int(self._episode[i]))).generate_state(1)[0]
-        answer = self.envs[i].reset(seed=int(seed))
+        with own_fault(str(self.game.env), "reset"):
+            self._take(i, self.envs[i].reset(seed=int(seed)))
+        self._ended[i], self._fresh[i] = False, True
+        self._actions[i] = []
+
+    def _take(self, i: int, answer: Any) -> None:
+        """What `reset` returned."""
         if not isinstance(answer, tuple) or len(answer) != 2:
             raise InputError(f"{self.game.name}: reset must return an observation and a dict, it gave {answer!r:.80}")
         require_form(self.game, answer[0])
+        self.masked = self.masked or has_mask(answer[1])
         put(self.game.observation, self._obs, i, answer[0])
-        self._ended[i], self._fresh[i] = False, True
-        self._actions[i] = []
 
     def _native(self, action: Array) -> Any:
         if isinstance(self.game.action, Discrete):
@@ -139,8 +172,9 @@ class Separate:
                 if over:
                     return None  # it ended earlier than it did
                 self._actions[i].append(action)
-                obs, _, terminated, truncated, _ = env.step(self._native(action))
-                put(self.game.observation, self._obs, i, obs)
+                with own_fault(str(self.game.env), "step"):
+                    obs, _, terminated, truncated, _ = env.step(self._native(action))
+                    put(self.game.observation, self._obs, i, obs)
                 over = terminated or truncated
         self._ended = state["ended"].copy()
         same = "obs" not in state or self._obs.tobytes() == state["obs"].tobytes()  # older states lack it
@@ -156,13 +190,32 @@ class Native:
 
     def __init__(self, game: Game, env: Any) -> None:
         self.game, self.env, self.count = game, env, int(env.num_envs)
+        self.masked = False
 
     def reset(self, seed: int) -> Array:
-        return self._column(self.env.reset(seed=seed)[0])
+        with own_fault(str(self.game.env), "reset"):
+            obs, info = self.env.reset(seed=seed)
+        self.masked = self.masked or has_mask(info)
+        return self._column(obs)
 
     def step(self, actions: Array) -> Step:
-        obs, reward, terminated, truncated, _ = self.env.step(actions)
-        return Step(self._column(obs), reward, terminated, truncated)
+        with own_fault(str(self.game.env), "step"):  # a microsecond, for many environments
+            obs, reward, terminated, truncated, info = self.env.step(actions)
+        infos = self._infos(info, terminated | truncated) if info else {}
+        return Step(self._column(obs), reward, terminated, truncated, infos)
+
+    def _infos(self, info: dict[str, Any], ended: Array) -> dict[int, dict[str, float]]:
+        """Gymnasium's vector form: a column for each name, and `_name` says for whom it counts."""
+        self.masked = self.masked or has_mask(info)
+        columns = {
+            name: (column, info.get(f"_{name}"))
+            for name, column in info.items()
+            if not name.startswith("_") and np.shape(column) == (self.count,)
+        }
+        return {
+            int(i): scalars({name: column[i] for name, (column, has) in columns.items() if has is None or has[i]})
+            for i in np.flatnonzero(ended)
+        }
 
     def _column(self, obs: Any) -> Array:
         return np.asarray(obs, self.game.observation.element.base)
@@ -198,14 +251,18 @@ def native(game: Game, count: int) -> Native | None:
         return None
     name = game.env.rpartition(":")[2]
     register(game.env)
-    spec = gymnasium.spec(name)
+    try:
+        spec = gymnasium.spec(name)
+    except gymnasium.error.UnregisteredEnv:  # `make` says what to do
+        return None
     if spec.vector_entry_point is None:
         return None
     if name.startswith("ALE/"):
         from sparring.games.atari import Ataris
 
         return Native(game, Ataris(name, count))
-    env = gymnasium.make_vec(name, count, vectorization_mode="vector_entry_point")
+    with own_fault(game.env, "its vector form's constructor"):
+        env = gymnasium.make_vec(name, count, vectorization_mode="vector_entry_point")
     same = space_of(env.single_observation_space)
     if (
         not isinstance(same, Box)
@@ -216,6 +273,24 @@ def native(game: Game, count: int) -> Native | None:
         env.close()
         return None
     return Native(game, env)
+
+
+def has_mask(info: Any) -> bool:
+    return isinstance(info, Mapping) and MASK in info
+
+
+def scalars(info: Any) -> dict[str, float]:
+    """The finite numbers and truth values of an `info`, by name."""
+    found: dict[str, float] = {}
+    for name, value in info.items() if isinstance(info, Mapping) else ():
+        if isinstance(value, np.ndarray) and value.ndim == 0:
+            value = value[()]
+        if not isinstance(value, bool | int | float | np.bool_ | np.integer | np.floating):
+            continue
+        number = math.inf if isinstance(value, int) and value.bit_length() > 1000 else float(value)
+        if math.isfinite(number) and isinstance(name, str) and NAME.fullmatch(name):
+            found[name] = number
+    return found
 
 
 def require_form(game: Game, obs: Any) -> None:

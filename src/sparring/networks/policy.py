@@ -5,6 +5,7 @@ Randomness comes in as an argument (`noise`), so every rendering can be compared
 """
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, Literal
@@ -13,7 +14,7 @@ import numpy as np
 
 from sparring.errors import InputError
 from sparring.games import Box, Dict, Discrete, Game, MultiDiscrete, Space
-from sparring.games.spec import Array
+from sparring.games.spec import Array, column
 from sparring.networks.spec import (
     NORM_EPSILON,
     Categorical,
@@ -32,7 +33,9 @@ from sparring.networks.spec import (
     scaling,
 )
 
-__all__ = ["CLIP", "LOG_STD_RANGE", "OBSERVED_LOG_STD_RANGE", "Policy", "features"]
+__all__ = ["CLIP", "LOG_STD_RANGE", "OBSERVED_LOG_STD_RANGE", "Policy", "features", "to_batch"]
+
+Part = Box | Discrete | MultiDiscrete
 
 CLIP = 10.0  # normalised observations are clipped to ±this
 LOG_STD_RANGE = (-5.0, 2.0)
@@ -105,19 +108,31 @@ class Policy:
     def explore(self, exploration: float) -> "Policy":
         return replace(self, exploration=exploration)
 
-    def act(self, obs: Array, noise: Array | None = None) -> tuple[Array, Array | None]:
-        """Column of observations → column of actions, and with noise (exploring) their log-probabilities.
+    def act(self, obs: Any, noise: Any = None) -> tuple[Array, Array | None]:
+        """One observation → one action, a batch → a column of actions; with noise (exploring) their log-probabilities.
+
+        Observations are arrays or lists, those of a Dict space mappings; a batch of these is a mapping of columns or a
+        list of mappings. InputError says what does not fit. `noise` has a row for each observation (`Policy.noise`).
 
         For continuous actions that is the log-density of the action as a learner finds it in a fragment, scaled to ±1
         where it has bounds; on a bound to which a Gaussian is clipped it is the log-probability of the mass beyond.
         Heads without a density (Deterministic) give none.
         """
-        out = self.outputs(obs)
-        action = self.choose(out, noise)
-        return action, None if noise is None else self.log_prob(out, noise, action)
+        batch, single = to_batch(self.game.observation, obs)
+        rows = None if noise is None else self._noise_rows(noise, len(batch))
+        out = self.outputs(batch)
+        action = self.choose(out, rows)
+        log_prob = None if rows is None else self.log_prob(out, rows, action)
+        return (action[0], None if log_prob is None else log_prob[0]) if single else (action, log_prob)
+
+    def _noise_rows(self, noise: Any, rows: int) -> Array:
+        found, shape = np.asarray(noise), (rows, self.noise_size)
+        if found.dtype.kind != "f" or (found.shape != shape and (rows != 1 or found.shape != shape[1:])):
+            raise InputError(f"noise: expected numbers of shape {shape}, got {found.dtype} of shape {found.shape}")
+        return found.reshape(shape)
 
     def outputs(self, obs: Array) -> Array:
-        """The head's numbers: Q-values, logits, means …"""
+        """The head's numbers for a column of observations: Q-values, logits, means …"""
         p = self.params
         x = features(self.game.observation, obs)
         if "normaliser.mean" in p:
@@ -257,6 +272,80 @@ def _clip(x: Array, low: Any, high: Any) -> Array:
 def _log_mass(x: float) -> float:
     """log Φ(x). One by one: few numbers are clipped at a time, and NumPy has no erfc."""
     return math.log(max(0.5 * math.erfc(-x * 0.5**0.5), MIN_MASS))
+
+
+def to_batch(space: Space, obs: Any) -> tuple[Array, bool]:
+    """Observations as people have them → a column of the space's elements, and whether it was a single one."""
+    element = space.element
+    if isinstance(obs, np.ndarray) and obs.dtype == element.base and obs.shape == (*obs.shape[:1], *element.shape):
+        batch, single = (obs, False) if obs.ndim else (obs[None], True)
+    elif isinstance(space, Dict):
+        batch, single = _batch_of_fields(space, obs)
+    else:
+        batch, single = _batch_of(space, obs, "observation")
+    if (why := _outside(space, batch)) is not None:
+        raise InputError(f"observation {why}")
+    return batch, single
+
+
+def _batch_of(space: Part, value: Any, what: str, rows: bool = False) -> tuple[Array, bool]:
+    """`rows`: it is a batch, whatever it looks like."""
+    shape = space.element.shape
+    try:
+        array = np.asarray(value)
+    except ValueError as error:
+        raise InputError(f"{what}: expected numbers of shape {shape}, got ragged rows") from error
+    if isinstance(space, MultiDiscrete) and array.ndim > 1:  # Gymnasium's may have several dimensions, ours are flat
+        array = (
+            array.reshape(len(array), *shape) if math.prod(array.shape[1:]) == len(space.nvec) else array.reshape(-1)
+        )
+    single = array.shape == shape and not rows
+    if not single and (array.ndim != len(shape) + 1 or array.shape[1:] != shape):
+        batch = f"({', '.join(map(str, ('n', *shape)))}{'' if shape else ','})"
+        raise InputError(f"{what}: expected shape {shape}, or {batch} for a batch, got {np.shape(value)}")
+    try:
+        return column(space, array[None] if single else array), single
+    except (ValueError, TypeError, OverflowError) as error:
+        raise InputError(f"{what}: {error}") from error
+
+
+def _batch_of_fields(space: Dict, obs: Any) -> tuple[Array, bool]:
+    rows = isinstance(obs, list | tuple)
+    if rows:
+        each = [_fields(space, row) for row in obs]
+        fields = {name: [row[name] for row in each] for name in space.fields}
+    else:
+        fields = _fields(space, obs)
+    if rows and not obs:
+        return np.empty(0, space.element), False
+    parts = {n: _batch_of(part, fields[n], f"observation.{n}", rows) for n, part in space.fields.items()}
+    sizes = {name: "one" if single else f"{len(part)}" for name, (part, single) in parts.items()}
+    if len(set(sizes.values())) > 1:
+        told = ", ".join(f"{name} has {size}" for name, size in sizes.items())
+        raise InputError(f"observation: its fields have different numbers of rows: {told}")
+    part, single = next(iter(parts.values()))
+    batch = np.empty(len(part), space.element)
+    for name, (part, _) in parts.items():
+        batch[name] = part
+    return batch, single
+
+
+def _fields(space: Dict, obs: Any) -> Any:
+    """Something that has the space's fields, by name."""
+    structured = isinstance(obs, np.ndarray | np.void) and obs.dtype.names is not None
+    names = obs.dtype.names if structured else tuple(obs) if isinstance(obs, Mapping) else None
+    if names is None or set(names) != space.fields.keys():
+        found = type(obs).__name__ if names is None else f"one with {', '.join(map(str, names)) or 'none'}"
+        raise InputError(f"observation: expected a mapping with {', '.join(sorted(space.fields))}; got {found}")
+    return obs
+
+
+def _outside(space: Space, batch: Array) -> str | None:
+    """Why a choice is none of the space's: it would be a row of zeros to the network. Bounds of numbers are advice."""
+    if isinstance(space, Dict):
+        found = ((name, _outside(part, batch[name])) for name, part in space.fields.items())
+        return next((f"{name} {why}" for name, why in found if why is not None), None)
+    return None if isinstance(space, Box) else space.problem(batch)
 
 
 def features(space: Space, obs: Array) -> Array:

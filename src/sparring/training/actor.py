@@ -5,7 +5,9 @@ process (`serve`) it does so in shared memory, on its own; nothing of JAX is loa
 import logging
 import mmap
 import os
+import sys
 import time
+import traceback
 from collections.abc import Iterator, Sequence
 from multiprocessing.connection import Connection
 from typing import Any, NamedTuple
@@ -13,15 +15,17 @@ from typing import Any, NamedTuple
 import msgspec
 import numpy as np
 
-from sparring.errors import SparringError
+from sparring.errors import GameError, InputError, SparringError
 from sparring.experience.replay import END, STEP, TERMINAL
 from sparring.games import Box, Discrete, Game, MultiDiscrete
+from sparring.games.catalog import Unregistered
 from sparring.games.spec import Array
 from sparring.games.vector import Environments, build
 from sparring.networks.policy import Policy
 from sparring.networks.spec import Head, Layer
+from sparring.training.metrics import Episode
 
-__all__ = ["Actor", "Arena", "Filled", "Order", "Plan", "Rows", "Snapshot"]
+__all__ = ["Actor", "Arena", "Failed", "Filled", "Order", "Plan", "Rows", "Snapshot"]
 
 log = logging.getLogger("sparring.rollout")
 
@@ -70,8 +74,26 @@ class Order(msgspec.Struct, frozen=True):
 class Filled(msgspec.Struct, frozen=True, tag=True):
     slot: int
     version: int  # of the weights with which the block was begun
-    episodes: list[tuple[float, int]]  # return and length of those that ended
+    episodes: list[Episode]  # that ended
     seconds: float  # that it took to play
+    masked: bool = False  # the game tells which actions are allowed
+
+
+class Failed(msgspec.Struct, frozen=True, tag=True):
+    """The worker's last message: something is wrong with the game."""
+
+    kind: str  # of KINDS
+    why: str
+    details: str = ""  # the game's traceback
+
+    def error(self) -> SparringError:
+        made = KINDS[self.kind](self.why)
+        if isinstance(made, GameError):
+            made.details = self.details
+        return made
+
+
+KINDS: dict[str, type[SparringError]] = {kind.__name__: kind for kind in (GameError, InputError, SparringError)}
 
 
 class Snapshot(msgspec.Struct, frozen=True, tag=True):
@@ -93,9 +115,9 @@ class Actor:
         self.lengths = np.zeros(environments.count, np.int64)
         self.beat = np.zeros(1)  # when the game was last asked for a step
 
-    def fill(self, rows: Rows, policy: Policy, at_random: bool = False) -> list[tuple[float, int]]:
-        """Plays until the block is full; returns and lengths of the episodes that ended."""
-        episodes: list[tuple[float, int]] = []
+    def fill(self, rows: Rows, policy: Policy, at_random: bool = False) -> list[Episode]:
+        """Plays until the block is full; the episodes that ended."""
+        episodes: list[Episode] = []
         steps, count = rows.kind.shape[1] - 1, len(self.ended)
         rows.kind[:, :steps], rows.kind[:, steps] = STEP, END
         over = np.count_nonzero(self.ended)
@@ -123,8 +145,8 @@ class Actor:
             self.ended = step.terminated | step.truncated
             if over := np.count_nonzero(self.ended):
                 rows.kind[step.terminated, t] = TERMINAL
-                for i in np.flatnonzero(self.ended):
-                    episodes.append((float(self.returns[i]), int(self.lengths[i])))
+                for i in np.flatnonzero(self.ended).tolist():
+                    episodes.append(Episode(float(self.returns[i]), int(self.lengths[i]), step.infos.get(i, {})))
                     self.returns[i], self.lengths[i] = 0.0, 0
         rows.obs[:, steps] = self.obs
         self._require_numbers(rows)
@@ -253,13 +275,24 @@ def views(plan: Plan, flat: Array) -> Iterator[tuple[str, Array]]:
 
 
 def serve(control: Connection, memory: int) -> None:
-    """A worker's life: fills the slots that it is given with the newest weights there are."""
+    """A worker's life. What is wrong with the game is told before it ends; anything else is in its log."""
     order = msgspec.msgpack.decode(control.recv_bytes(), type=Order)
+    try:
+        work(control, memory, order)
+    except SparringError as error:
+        traceback.print_exc()
+        kind = next(name for name, kind in KINDS.items() if isinstance(error, kind))
+        control.send_bytes(msgspec.msgpack.encode(Failed(kind, str(error), getattr(error, "details", ""))))
+        sys.exit(1)
+
+
+def work(control: Connection, memory: int, order: Order) -> None:
+    """Fills the slots that it is given with the newest weights there are."""
     plan = order.plan
     if plan.polite:
         os.nice(10)
     arena = Arena(plan, mmap.mmap(memory, order.size))
-    actor = Actor(plan.game, build(plan.game, plan.envs), order.seed, order.life)
+    actor = Actor(plan.game, build_elsewhere(plan.game, plan.envs), order.seed, order.life)
     if order.state is not None:
         actor.restore(unpack(order.state))
     actor.beat = arena.beats[order.worker]
@@ -278,7 +311,19 @@ def serve(control: Connection, memory: int) -> None:
         if exploration != policy.exploration:
             policy = policy.explore(exploration)
         episodes = actor.fill(arena.block(order.worker, slot), policy, at_random)
-        control.send_bytes(msgspec.msgpack.encode(Filled(slot, version, episodes, time.perf_counter() - began)))
+        filled = Filled(slot, version, episodes, time.perf_counter() - began, actor.environments.masked)
+        control.send_bytes(msgspec.msgpack.encode(filled))
+
+
+def build_elsewhere(game: Game, count: int) -> Environments:
+    """In another process than the learner's, which has made the game before."""
+    try:
+        return build(game, count)
+    except Unregistered as error:
+        raise InputError(
+            f"{game.env} is registered in the process that trains alone, and rollout workers are processes of their "
+            f"own: put it in a module that they can import, and name the game with it: module:{game.name}"
+        ) from error
 
 
 def worker_seed(plan: Plan, worker: int) -> int:

@@ -3,21 +3,28 @@ place and renamed into it, so there is the old one or the new one; a flipped bit
 
 import hashlib
 import json
+import logging
 import os
 import shutil
 from pathlib import Path
 from typing import Any
 
 import jax
+import msgspec
 import numpy as np
 import safetensors
 import safetensors.numpy
 
+from sparring import algorithms
 from sparring.errors import InputError
+from sparring.games import Game
 from sparring.games.spec import Array
+from sparring.networks.defaults import describe, kind_of
+from sparring.networks.spec import Layer
 
-__all__ = ["exists", "flatten", "load", "save", "unflatten"]
+__all__ = ["exists", "flatten", "hyperparameters", "load", "remove", "save", "unflatten"]
 
+log = logging.getLogger("sparring.training")
 FORMAT = 1
 
 
@@ -45,6 +52,13 @@ def exists(path: Path) -> bool:
     return path.exists() or path.with_name(path.name + ".old").exists()
 
 
+def remove(path: Path) -> None:
+    """Both it and the one before."""
+    for one in (path, path.with_name(path.name + ".old")):
+        if one.exists():
+            shutil.rmtree(one)
+
+
 def load(path: Path) -> tuple[dict[str, Array], dict[str, Any]]:
     """Arrays and meta. Between the two renames of `save` only `<path>.old` exists: then it is taken."""
     where = path if path.exists() else path.with_name(path.name + ".old")
@@ -63,6 +77,31 @@ def load(path: Path) -> tuple[dict[str, Array], dict[str, Any]]:
     if page["format"] != FORMAT:
         raise InputError(f"the checkpoint {where} has format {page['format']}, this version of Sparring reads {FORMAT}")
     return safetensors.numpy.load(data), page["meta"]
+
+
+def hyperparameters(directory: Path, name: str, game: Game, given: dict[str, Any]) -> dict[str, Any]:
+    """Of a trainer whose checkpoint is `directory/checkpoint`: the given ones, and those that followed from the game
+    when it began (`algorithm.json`). A checkpoint without that file is older: nothing followed from the game then."""
+    path, kind = directory / "algorithm.json", {"name": name, "schema": game.schema}
+    followed = algorithms.defaults(name, game, given)
+    try:
+        noted = json.loads(path.read_bytes()) if path.exists() else {}
+        same = {key: noted.get(key) for key in kind} == kind
+    except (ValueError, AttributeError) as error:
+        raise InputError(f"{path} is damaged: move {directory} away to start afresh") from error
+    if same:
+        followed = noted["hyperparameters"]
+    else:
+        if exists(directory / "checkpoint") and not path.exists():
+            usual = msgspec.to_builtins(algorithms.config_of(name)())
+            followed = {key: usual[key] for key in followed}
+        new = path.with_name(path.name + ".new")
+        new.write_text(json.dumps(kind | {"hyperparameters": followed}, indent=1))
+        new.replace(path)
+    if "layers" in followed:
+        network = describe(msgspec.convert(followed["layers"], tuple[Layer, ...]))
+        log.info("%s: %s, network for %s: %s", game.name, name, kind_of(game.observation), network)
+    return followed | given
 
 
 def flatten(tree: Any, prefix: str = "") -> dict[str, Array]:

@@ -22,11 +22,13 @@ import numpy as np
 
 import sparring
 from sparring.errors import InputError, SparringError
-from sparring.games.spec import Array
+from sparring.games.spec import Array, Game
 from sparring.networks.policy import Policy
-from sparring.training.actor import Plan, Rows, pack, parts, unpack
+from sparring.training import local_ray
+from sparring.training.actor import Plan, Rows, build_elsewhere, pack, parts, random_actions, unpack
 from sparring.training.experiment import Resources
-from sparring.training.metrics import Row
+from sparring.training.head import require_head
+from sparring.training.metrics import Episode, Row
 from sparring.training.rollout import LIVES, STARTING, Block, Pool, Usage
 
 
@@ -54,7 +56,19 @@ import ray  # noqa: E402
 from ray._private.state import available_resources_per_node  # noqa: E402  # Ray has no other way to ask
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy  # noqa: E402
 
-__all__ = ["LABEL", "NodeAffinitySchedulingStrategy", "RayPool", "cause", "connect", "ray", "use_token"]
+__all__ = [
+    "LABEL",
+    "NodeAffinitySchedulingStrategy",
+    "RayPool",
+    "cause",
+    "connect",
+    "disconnect",
+    "ray",
+    "require",
+    "require_head",
+    "try_out",
+    "use_token",
+]
 
 log = logging.getLogger("sparring.cluster")
 LABEL = "sparring-version"  # of a node
@@ -69,50 +83,42 @@ class Played(NamedTuple):
     slot: int
     version: int
     rows: Rows
-    episodes: list[tuple[float, int]]
+    episodes: list[Episode]
     seconds: float
+    masked: bool = False  # the game tells which actions are allowed
 
 
 def connect(resources: Resources) -> None:
     """To the cluster at `address`, or to one of our own on this machine, which ends with this process."""
     if ray.is_initialized():
         return
-    options: dict[str, Any] = {"logging_level": logging.ERROR, "log_to_driver": False, "configure_logging": False}
     if resources.address is None:
-        _start(resources.cpus, options)
+        _join("this machine", local_ray.start(num_cpus=resources.cpus))
     else:
-        _join(resources.address, options)
+        _join(resources.address, require_head(resources.address))
     for node in ray.nodes():
         version = node["Labels"].get(LABEL, sparring.__version__)  # none: not made by `sparring cluster up`
         if node["Alive"] and version != sparring.__version__:
-            ray.shutdown()
+            disconnect()
             raise InputError(
                 f"node {node['NodeManagerAddress']} has Sparring {version}, this machine {sparring.__version__}: "
                 "install the same"
             )
 
 
-def _start(cpus: float | None, options: dict[str, Any]) -> None:
-    try:
-        # Without this word Ray joins whatever cluster this machine was last part of, gone or not.
-        ray.init("local", include_dashboard=False, num_cpus=cpus, **options)
-    except Exception as error:  # Ray raises just that
-        raise SparringError(
-            f"Ray does not start on this machine: {error}\nA machine that is very busy may be too slow for it; "
-            "what its parts said is in /tmp/ray/session_latest/logs"
-        ) from error
+def disconnect() -> None:
+    """From the cluster; one of our own ends."""
+    ray.shutdown()
+    local_ray.stop()
 
 
-def _join(address: str, options: dict[str, Any]) -> None:
+def _join(address: str, found: str) -> None:
     try:
-        ray.init(address, **options)
+        ray.init(found, logging_level=logging.ERROR, log_to_driver=False, configure_logging=False)
     except (ConnectionError, RuntimeError, ValueError) as error:
         if "Version mismatch" in str(error):
             raise InputError(f"the cluster at {address} is another one: {error}\nInstall the same") from error
-        raise InputError(
-            f"no Ray cluster at resources.address {address!r}: {error}\n"
-            "`sparring cluster up --head` starts one and tells its address"
-        ) from error
+        raise SparringError(f"the Ray cluster at {address!r} does not take this process: {error}") from error
 
 
 def require(resources: Resources, workers: int) -> None:
@@ -128,6 +134,28 @@ def require(resources: Resources, workers: int) -> None:
         f"fit: this cluster of {len(nodes)} nodes ({has}) has room for {room:g}. Lower rollout.workers, "
         "resources.actor_cpus or resources.actor_gpus, or add nodes with `sparring cluster up --join`"
     )
+
+
+def try_out(game: Game) -> None:
+    """A first step of a game in a process of Ray's, for those who would not tell what is wrong with it."""
+    try:
+        ray.get(ray.remote(_first_step).options(num_cpus=0).remote(game.to_json()), timeout=STARTING)
+    except ray.exceptions.RayTaskError as error:
+        if isinstance(error.cause, SparringError):
+            raise error.cause from error
+        raise
+    except ray.exceptions.GetTimeoutError as error:
+        raise SparringError(f"{game.env} did not make its first step on the cluster within {STARTING:g} s") from error
+
+
+def _first_step(declaration: bytes) -> None:
+    game = Game.from_json(declaration)
+    environments = build_elsewhere(game, 1)
+    try:
+        environments.reset(0)
+        environments.step(random_actions(game, np.random.default_rng(0), 1))
+    finally:
+        environments.close()
 
 
 def room_on(node: dict[str, float], resources: Resources) -> float:
@@ -197,6 +225,7 @@ class Host:
                 self.pool.arena.block(worker, message.slot),
                 message.episodes,
                 message.seconds,
+                message.masked,
             )
             for worker, message in self.pool.take_many(len(asked))
         ]
@@ -345,7 +374,7 @@ class RayPool:
             self._receive()
         played = self._full.popleft()
         lag = self.version - played.version
-        return Block(played.number, played.slot, lag, played.rows, played.episodes)
+        return Block(played.number, played.slot, lag, played.rows, played.episodes, played.masked)
 
     def _receive(self) -> None:
         calls = {host.calls[0]: host for host in self.hosts if host.calls}
@@ -356,9 +385,9 @@ class RayPool:
             try:
                 full, warnings, replaced = ray.get(ref)
             except ray.exceptions.RayTaskError as error:  # the host itself works: it has given up a worker
-                raise SparringError(
-                    str(error.cause) if isinstance(error.cause, SparringError) else cause(error)
-                ) from error
+                if isinstance(error.cause, SparringError):
+                    raise error.cause from error
+                raise SparringError(cause(error)) from error
             except ray.exceptions.RayError as error:
                 self._replace(host, error)
                 continue

@@ -15,11 +15,17 @@ from sparring.errors import InputError
 
 if TYPE_CHECKING:
     from sparring.networks.policy import Policy
+    from sparring.training.experiment import Experiment
 
 __all__ = ["evaluate", "plot", "publish", "record", "runs", "train"]
 
 Target = Annotated[
-    str, typer.Argument(metavar="RUN|MODEL", help="A run directory, or a published GAME[/MODEL[/VERSION]].")
+    str,
+    typer.Argument(
+        metavar="RUN[@WHICH]|MODEL",
+        help="A run directory (its last policy; RUN@best, RUN@40: another that it keeps), or a published "
+        "GAME[/MODEL[/VERSION]].",
+    ),
 ]
 Registry = Annotated[str, typer.Option(help="Where models are published: a directory or a bucket's URL.")]
 DEFAULT_REGISTRY = ".sparring/registry"
@@ -57,21 +63,22 @@ def train(
                 raise InputError("--resume takes a run directory and --set only: everything else is in the run")
             run = loop.resume(Path(target), changes, view_for(console))
         else:
-            run = loop.train(_experiment(target, algorithm, changes, out), view_for(console))
+            run = loop.train(experiment_of(target, algorithm, changes, out), view_for(console))
     except loop.Interrupted as error:
         console.print(str(error), markup=False)
         raise typer.Exit(loop.INTERRUPTED) from error
     console.print(f"done: {run.path}", markup=False, highlight=False, soft_wrap=True)
 
 
-def _experiment(target: str, algorithm: str | None, changes: list[str], out: Path | None) -> Any:
+def experiment_of(target: str, algorithm: str | None, changes: list[str], out: Path | None = None) -> "Experiment":
+    """Of an experiment's file or a game's id, as every command that trains takes it."""
     from sparring import algorithms
     from sparring.games import catalog
     from sparring.training.experiment import Experiment, override, read
     from sparring.training.run import is_run
 
     if is_run(Path(target)):
-        raise InputError(f"{target} is a run: continue it with --resume")
+        raise InputError(f"{target} is a run: continue it with --resume (sparring train {target} --resume)")
     if Path(target).suffix.lower() in (".yaml", ".yml"):
         if algorithm is not None:
             changes = [f"algorithm.name={algorithm}", *changes]
@@ -122,13 +129,16 @@ def record(
 
 
 def _video(target: str) -> Path:
-    """A run's newest checkpoint has its place; a model's video goes here."""
-    from sparring.training.run import Run, is_run
+    """Each iteration of a run has its place; a model's video goes here."""
+    from sparring.training.run import find_run
 
-    if is_run(Path(target)):
-        run = Run(Path(target))
-        return run.video(max((int(path.name) for path in run.checkpoints()), default=0))
-    return Path(target.replace("/", "-") + ".mp4")
+    if (found := find_run(target)) is None:
+        return Path(target.replace("/", "-") + ".mp4")
+    run, which = found
+    if which == "best" and (best := run.best()) is not None:
+        return run.video(best.iteration)
+    newest = max((int(path.name) for path in run.checkpoints()), default=0)
+    return run.video(newest if which in (None, "last") else int(which))
 
 
 @contextmanager
@@ -152,36 +162,59 @@ def plot(
 ) -> None:
     """Draw return by steps and by time, with 95 % confidence over seeds, and where the time went."""
     from sparring.training import plot as figures
-    from sparring.training.run import Run
+    from sparring.training.run import Run, find_run
 
+    for path in targets:
+        if (found := find_run(str(path))) is not None and found[1] is not None:
+            raise InputError(f"plot draws whole runs: leave out @{found[1]}")
     figures.plot([Run(path) for path in targets], out)
     typer.echo(str(out))
 
 
 def publish(
-    target: Annotated[Path, typer.Argument(metavar="RUN", help="A run directory.")],
+    target: Annotated[
+        str,
+        typer.Argument(
+            metavar="RUN[@WHICH]",
+            help="A run directory: its best evaluated policy, or RUN@last, RUN@40, … of those it keeps.",
+        ),
+    ],
     model: Annotated[str, typer.Option(help="The model's name.")] = "bot",
     registry: Registry = DEFAULT_REGISTRY,
 ) -> None:
-    """Publish a run's policy as the next version of a model."""
-    manifest = publish_run(target, model, registry)
+    """Publish a run's policy as the next version of a model: the best evaluated one, unless another is named."""
+    from sparring.training.run import find_run
+
+    if (found := find_run(target)) is None:
+        raise InputError(f"{target} is not a run directory: it has no experiment.yaml")
+    run, which = found
+    best = run.best() if which in (None, "best") else None
+    manifest = publish_run(run.path, model, registry, which)
     typer.echo(f"{manifest.game.name}/{manifest.model}/{manifest.version}")
+    if best is not None:
+        told = f"the best evaluated policy: iteration {best.iteration}, return {best.ret:,.1f}"
+        typer.echo(f"{told} ({run.path}@last is the last one)", err=True)
 
 
-def publish_run(path: Path, model: str, registry: str) -> Any:
-    """The manifest of the version that was published."""
+def publish_run(path: Path, model: str, registry: str, which: str | None = None) -> Any:
+    """The manifest of the version that was published; without `which` the best one, where one was evaluated."""
     from sparring.registry.manifest import DataSpan
     from sparring.registry.registry import Registry
     from sparring.training.run import Run
 
     run = Run(path)
+    best = run.best() if which in (None, "best") else None
+    if which is None:
+        which = "last" if best is None else "best"
     experiment, rows = run.experiment, run.rows()
+    until = best.iteration if best is not None else int(which) if which.isdecimal() else None
+    rows = [row for row in rows if until is None or row["iteration"] <= until]
     last = {k: v for row in rows for k, v in row.items() if not k.startswith("time/")}  # the newest of each
     config = {k: v for k, v in experiment.hyperparameters.items() if not isinstance(v, list | dict)}
     where = Registry(registry)
     where.check()
     return where.publish(
-        run.policy(),
+        run.policy(which),
         model=model,
         algorithm=experiment.name,
         metrics=last,
@@ -193,14 +226,16 @@ def publish_run(path: Path, model: str, registry: str) -> Any:
 def runs(
     root: Annotated[Path, typer.Argument(help="Where to look for runs.")] = Path("runs"),
 ) -> None:
-    """List and compare the runs below a directory; of those that learn from a store, updates in the place of steps."""
+    """List runs under a directory with their returns, steps and speed; `best` is the best evaluation and its iteration.
+
+    Of runs that learn from a store, updates stand in the place of steps."""
     from rich.console import Console
     from rich.table import Table
 
     from sparring.training.run import list_runs
 
     table = Table(box=None)
-    for column in ("run", "game", "algorithm", "seed", "steps", "steps/s", "return", "evaluation", "time"):
+    for column in ("run", "game", "algorithm", "seed", "steps", "steps/s", "return", "evaluation", "best", "time"):
         table.add_column(column, no_wrap=True, justify="left" if column in ("run", "game", "algorithm") else "right")
     bad: list[InputError] = []
     for run in list_runs(root):
@@ -215,7 +250,10 @@ def runs(
         table.add_row(
             str(run.path), e.game, e.name, str(e.seed),
             f"{last.get(e.axis, 0):,.0f}", f"{last.get(e.axis, 0) / seconds:,.0f}" if seconds else "",
-            number.get("episode/return_recent", ""), number.get("evaluation/return_mean", ""), f"{seconds:,.0f} s",
+            number.get("episode/return_recent", ""), number.get("evaluation/return_mean", ""),
+            f"{number['evaluation/return_best']} @{last['evaluation/iteration_best']:.0f}"
+            if "evaluation/return_best" in last else "",
+            f"{seconds:,.0f} s",
         )  # fmt: skip
     if not table.rows and not bad:
         raise InputError(f"there are no runs below {root}")
@@ -228,10 +266,11 @@ def runs(
 
 def policy_of(target: str, registry: str) -> "Policy":
     """From a run directory, or from the registry by name."""
-    from sparring.training.run import Run, is_run
+    from sparring.training.run import find_run
 
-    if Path(target).is_dir() and is_run(Path(target)):
-        return Run(Path(target)).policy()
+    if (at := find_run(target)) is not None:
+        run, which = at
+        return run.policy("last" if which is None else which)
     found = re.fullmatch(r"([^/]+)(?:/([^/]+)(?:/(\d+))?)?", target)
     if found is None:
         raise InputError(f"{target} is neither a run directory nor a model (GAME[/MODEL[/VERSION]])")

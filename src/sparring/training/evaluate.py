@@ -1,16 +1,16 @@
 """How well a policy plays: whole episodes without exploration, several side by side."""
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
 from sparring.errors import InputError
 from sparring.games.vector import Separate
 from sparring.networks.policy import Policy
-from sparring.training.metrics import Row
+from sparring.training.metrics import INFOS, Episode, Row, info_means
 
-__all__ = ["play", "summary"]
+__all__ = ["LONGEST", "play", "summary"]
 
 log = logging.getLogger("sparring.training")
 ABREAST = 8  # environments side by side: a network is cheaper for eight observations than eight times for one
@@ -24,10 +24,13 @@ def play(
     *,
     explore: bool = False,
     longest: int = LONGEST,
+    endless: int = LONGEST,
+    warn: bool = True,
     told: Callable[[int], object] = lambda ended: None,
-) -> list[tuple[float, int]]:
-    """Return and length of each episode; `told` hears how many have ended. Every environment plays a fixed share:
-    taking the first to finish would count short episodes more often than long ones."""
+) -> list[Episode]:
+    """Episodes of at most `longest` steps, and `endless` in a game without a time limit of its own; `told` hears how
+    many have ended. Every environment plays a fixed share: taking the first to finish would count short episodes more
+    often than long ones."""
     game = policy.game
     if game.env is None:
         raise InputError(f"{game.name} is a declared game: it cannot be simulated, so not evaluated here")
@@ -35,7 +38,8 @@ def play(
     count = environments.count
     share = np.array([len(range(i, episodes, count)) for i in range(count)])
     rng = np.random.default_rng(seed)
-    ended: list[tuple[float, int]] = []
+    longest = longest if environments.has_time_limit else min(longest, endless)
+    ended: list[Episode] = []
     try:
         obs = environments.reset(seed)
         returns, lengths, over = np.zeros(count), np.zeros(count, int), np.zeros(count, bool)
@@ -45,29 +49,37 @@ def play(
             returns += step.reward
             lengths += ~over
             obs, over = step.obs, step.terminated | step.truncated
-            for i in np.flatnonzero(~over & (lengths >= longest)):
-                environments.cut(int(i))
+            cut = ~over & (lengths >= longest)
+            for i in np.flatnonzero(cut).tolist():
+                environments.cut(i)
                 over[i] = True
-            for i in np.flatnonzero(over):
+            for i in np.flatnonzero(over).tolist():
                 if share[i]:
-                    ended.append((float(returns[i]), int(lengths[i])))
+                    ended.append(Episode(float(returns[i]), int(lengths[i]), step.infos.get(i, {}), bool(cut[i])))
                     share[i] -= 1
                     told(len(ended))
                 returns[i], lengths[i] = 0.0, 0
     finally:
         environments.close()
-    if endless := sum(length >= longest for _, length in ended):
-        log.warning("%d of %d episodes of %s took %d steps: they are cut there", endless, episodes, game.name, longest)
+    if warn and (count := sum(episode.cut for episode in ended)):
+        log.warning(
+            "%d of %d episodes of %s were cut after %d steps: their returns are those until there",
+            count, episodes, game.name, longest,
+        )  # fmt: skip
     return ended
 
 
-def summary(episodes: list[tuple[float, int]]) -> Row:
-    returns = np.array([ret for ret, _ in episodes])
-    return {
+def summary(played: Sequence[tuple[float, int] | Episode]) -> Row:
+    episodes = [Episode(*each) for each in played]
+    returns = np.array([episode.ret for episode in episodes])
+    names = sorted({name for episode in episodes for name in episode.info})
+    told = info_means(episodes, names[:INFOS], "evaluation")
+    return told | {
         "evaluation/return_min": float(returns.min()),
         "evaluation/return_mean": float(returns.mean()),
         "evaluation/return_max": float(returns.max()),
         "evaluation/return_std": float(returns.std()),
-        "evaluation/length_mean": float(np.mean([length for _, length in episodes])),
+        "evaluation/length_mean": float(np.mean([episode.length for episode in episodes])),
         "evaluation/episodes": len(episodes),
+        "evaluation/cut": sum(episode.cut for episode in episodes),
     }

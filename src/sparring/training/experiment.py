@@ -47,7 +47,14 @@ class Resources(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     cpus: Positive | None = None  # of a cluster of our own; none: as many as the machine has
     actor_cpus: Share = 1.0  # of each rollout actor; parts are fine
     actor_gpus: Share = 0.0
+    learner_gpus: Share | None = None  # of each trial of a sweep; none: equal parts of those there are
     devices: Positive = 1  # on which an update is computed together, each with its part of the batch
+
+    def __post_init__(self) -> None:
+        if self.learner_gpus is not None and self.learner_gpus > 1 and self.learner_gpus % 1:
+            raise ValueError(
+                f"learner_gpus is {self.learner_gpus:g}: parts of one GPU, or whole ones, such as 0.5 or 2"
+            )
 
 
 class Stop(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -62,11 +69,13 @@ class Stop(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class Evaluation(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     every: Count = 0  # iterations; 0: never
     episodes: Positive = 10
+    limit: Positive | None = None  # steps after which an episode is cut; none: see docs/training.md
 
 
 class Checkpoints(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     every: Count = 20  # iterations; 0: only at the end
     keep: Positive = 2
+    best: bool = True  # keep the best evaluated policy as well
     video: bool = False  # an episode of each, in the run's videos/; these are all kept
 
 

@@ -1,8 +1,8 @@
 """The training loop: iterations of playing and learning until something says stop, with evaluation, checkpoints and
 metrics on the way. `train` begins a run, `resume` continues one."""
 
-import importlib
 import logging
+import math
 import signal
 import threading
 import time
@@ -12,19 +12,23 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
+import numpy as np
 
 from sparring import algorithms
-from sparring.errors import InputError, SparringError, Unrenderable
+from sparring.algorithms.protocol import Algorithm
+from sparring.errors import GameError, InputError, SparringError, Unrenderable
 from sparring.export import onnx, weights
 from sparring.games import Game, catalog
+from sparring.games.spec import Array
+from sparring.networks import defaults
 from sparring.networks.policy import Policy
-from sparring.networks.spec import Conv, Dense
+from sparring.networks.spec import Conv, Dense, Layer
 from sparring.training import checkpoint, video
-from sparring.training.evaluate import play, summary
+from sparring.training.evaluate import LONGEST, play, summary
 from sparring.training.experiment import Experiment, check_keys, explain, override, read, write
 from sparring.training.metrics import MetricsFiles, Row
 from sparring.training.offline import Offline
-from sparring.training.run import NO_POLICY, Run, is_run, new_directory
+from sparring.training.run import BEST, NO_POLICY, Best, Run, is_run, new_directory
 from sparring.training.trainee import OffPolicy, OnPolicy, Trainee
 from sparring.training.view import Silent, View
 from sparring.training.xla import use_compilation_cache, use_precision, use_threads
@@ -38,6 +42,8 @@ log = logging.getLogger("sparring.training")
 INTERRUPTED = 75  # exit code after SIGTERM or Ctrl-C: a checkpoint was written, --resume goes on (EX_TEMPFAIL)
 CHANGEABLE = ("stop", "evaluation", "checkpoint", "runner", "resources")  # of an experiment that has begun
 OFFLINE = ("bc", "cql", "iql")  # they learn from others' play and have no way to explore
+ENDLESS = 4.0  # see `Loop._endless`
+SHORTEST = 100  # steps that an evaluation's episode has in any case
 RECENT = 20  # episodes that must have ended before their mean return can stop a run without evaluation
 
 
@@ -59,7 +65,7 @@ def begin(experiment: Experiment, view: View | None = None) -> "Loop":
     """A new run that has not played yet."""
     experiment = Experiment.parse(experiment.to_builtins())  # Python checks no types
     game = catalog.load(experiment.game)
-    asked, experiment = experiment.out, resolve(experiment)
+    asked, experiment = experiment.out, resolve(experiment, game)
     path = new_directory(experiment, game.name)
     experiment = msgspec.structs.replace(experiment, out=str(path))
     try:
@@ -106,32 +112,36 @@ def reopen(path: Path, changes: Iterable[str] = (), view: View | None = None, sa
     return loop
 
 
-def create_algorithm(experiment: Experiment, game: Game) -> Any:
+def create_algorithm(experiment: Experiment, game: Game) -> Algorithm:
     if experiment.is_rllib:
         raise InputError(f"{experiment.name} is trained by RLlib: this is for Sparring's own algorithms")
     hyperparameters(experiment)
     return algorithms.create(experiment.name, game, experiment.hyperparameters)
 
 
-def resolve(experiment: Experiment) -> Experiment:
-    """With all hyperparameters, those it leaves out too."""
-    algorithm = {"name": experiment.name, **msgspec.to_builtins(hyperparameters(experiment))}
+def resolve(experiment: Experiment, game: Game) -> Experiment:
+    """With all hyperparameters, those it leaves out too: they follow from the game."""
+    algorithm = {"name": experiment.name, **msgspec.to_builtins(hyperparameters(experiment, game))}
     return msgspec.structs.replace(experiment, algorithm=algorithm)
 
 
-def hyperparameters(experiment: Experiment) -> msgspec.Struct | dict[str, Any]:
-    """All of the algorithm's, checked, with those that the experiment leaves out. RLlib's are checked by its bridge."""
+def hyperparameters(experiment: Experiment, game: Game | None = None) -> msgspec.Struct | dict[str, Any]:
+    """All of the algorithm's, checked, with those that the experiment leaves out; without a game as for vectors.
+    RLlib's are checked by its bridge."""
     if experiment.is_rllib:
         return experiment.hyperparameters
-    algorithms.check_name(experiment.name)
-    config: type[msgspec.Struct] = importlib.import_module(f"sparring.algorithms.{experiment.name}").Config
+    config = algorithms.config_of(experiment.name)
     check_keys(experiment.hyperparameters, config, "algorithm.")
     for key in ("layers", "critic_layers"):
         layers = experiment.hyperparameters.get(key)
         for i, layer in enumerate(layers if isinstance(layers, list) else ()):
             check_layer(layer, f"algorithm.{key}[{i}]")
+    given = experiment.hyperparameters
+    if game is not None:
+        given = algorithms.defaults(experiment.name, game, given) | given
     try:
-        return msgspec.convert(experiment.hyperparameters, config)
+        complete: msgspec.Struct = msgspec.convert(given, config)
+        return complete
     except msgspec.ValidationError as error:
         raise InputError(f"algorithm.{explain(error)}") from error
 
@@ -143,16 +153,21 @@ def check_layer(layer: Any, path: str) -> None:
     check_keys({key: value for key, value in layer.items() if key != "layer"}, kinds[layer["layer"]], f"{path}.")
 
 
-def create_trainee(experiment: Experiment, game: Game, logs: Path) -> "Trainee | Bridge":
+def create_trainee(experiment: Experiment, game: Game, logs: Path) -> Trainee:
     if game.env is None and experiment.evaluation.every:
         raise InputError(f"{game.name} is a declared game: it cannot be simulated, so not evaluated (evaluation.every)")
     if experiment.checkpoint.video:
         video.require(game)
     if experiment.is_rllib:
-        return load_bridge().Bridge(experiment, game)
+        return load_bridge()(experiment, game)
+    return trainee_of(experiment, create_algorithm(experiment, game), logs)
+
+
+def trainee_of(experiment: Experiment, algorithm: Algorithm, logs: Path) -> Trainee:
+    """Any algorithm, ours or not, behind the loop's seam."""
+    game = algorithm.game
     use_compilation_cache()
     use_precision(experiment.precision)
-    algorithm = create_algorithm(experiment, game)
     use_threads(algorithm, experiment.rollout.workers if experiment.runner == "local" else 0)
     if experiment.source == "store":
         return Offline(experiment, algorithm, logs)
@@ -163,23 +178,26 @@ def create_trainee(experiment: Experiment, game: Game, logs: Path) -> "Trainee |
     return (OnPolicy if algorithm.on_policy else OffPolicy)(experiment, algorithm, logs)
 
 
-def load_bridge() -> Any:
+def load_bridge() -> "type[Bridge]":
     try:
-        return importlib.import_module("sparring.training.rllib.trainee")
+        from sparring.training.rllib.trainee import Bridge
     except ImportError as error:
         raise InputError(f"rllib/… needs RLlib ({error}): pip install 'sparring[rllib]'") from error
+    return Bridge
 
 
 class Loop:
     """One process's part of a run: from where it stands to where it stops. `run` does it all; whoever wants to decide
     between iterations calls `open`, `step`, `save` and `close`. From here to `close` the run's directory is ours."""
 
-    def __init__(self, run: Run, experiment: Experiment, trainee: "Trainee | Bridge", view: View) -> None:
+    def __init__(self, run: Run, experiment: Experiment, trainee: Trainee, view: View) -> None:
         self.held = ExitStack()
         self.held.enter_context(run.alone())
         self.directory, self.experiment, self.trainee, self.view = run, experiment, trainee, view
         self.iteration, self.before = 0, 0.0  # iterations and seconds of this run so far, across resumes
         self.evaluation: float | None = None
+        self.best: Best | None = None
+        self.warned = False  # that evaluations are cut
         self.states: list[Any] | None = None
         self.saved = self.exported = -1  # iterations of the newest checkpoint and of the policy's files
 
@@ -203,6 +221,16 @@ class Loop:
         self.states = self.trainee.resume(arrays, meta["trainee"])
         self.iteration, self.before, self.evaluation = meta["iteration"], meta["seconds"], meta["evaluation"]
         self.saved = self.iteration
+        self._restore_best()
+
+    def _restore_best(self) -> None:
+        try:
+            self.best = self.directory.best()
+            if self.best is not None:  # whoever was killed between its two files gets the second
+                self._write("policy-best.onnx", onnx.render(self.directory.policy("best")))
+        except InputError as error:
+            self.best = None
+            log.warning("the best policy is lost, the next evaluation's takes its place: %s", error)
 
     def run(self) -> Run:
         try:
@@ -225,12 +253,29 @@ class Loop:
         files = MetricsFiles(self.directory.path, self.iteration, self.experiment.axis)
         self.files = self.held.enter_context(closing(files))
         self.held.enter_context(self.view.show(self.experiment, self.directory))
+        if (layers := self.experiment.algorithm.get("layers")) is not None and not self.experiment.is_rllib:
+            network = defaults.describe(msgspec.convert(layers, tuple[Layer, ...]))
+            self.view.say(f"network for {defaults.kind_of(self.trainee.game.observation)}: {network}")
         self.held.callback(self.trainee.close)
-        self.trainee.open(self.states)
+        with self.game_log():
+            self.trainee.open(self.states)
+
+    @contextmanager
+    def game_log(self) -> Iterator[None]:
+        """The traceback of a game that fails goes into the run's log, and its error says so."""
+        try:
+            yield
+        except GameError as error:
+            path = self.directory.path / "game.log"
+            with path.open("a") as file:
+                file.write(f"{error}\n{error.details}\n")
+            error.args = (f"{error}. Its traceback is in {path}",)
+            raise
 
     def step(self) -> Row:
         """An iteration: its row is written and shown, and a checkpoint where one is due."""
-        row = self.iterate()
+        with self.game_log():
+            row = self.iterate()
         self.files.add(row)
         self.view.row(row)
         if self.due(self.experiment.checkpoint.every):
@@ -250,11 +295,43 @@ class Loop:
         row = head | row | {"rate/steps_per_s": (self.trainee.steps - steps) / took}
         if self.due(self.experiment.evaluation.every):
             began = time.perf_counter()
-            policy = self.trainee.policy()
-            told = summary(play(policy, self.experiment.evaluation.episodes, seed=self.experiment.seed))
-            self.evaluation = told["evaluation/return_mean"]
-            row |= told | {"time/evaluate_s": time.perf_counter() - began}
+            row |= self._evaluate()
+            row["time/evaluate_s"] = time.perf_counter() - began
         return row
+
+    def _evaluate(self) -> Row:
+        evaluation, policy = self.experiment.evaluation, self.trainee.policy()
+        longest, endless = evaluation.limit or LONGEST, evaluation.limit or self._endless()
+        seed, warn = self.experiment.seed, not self.warned
+        row = summary(play(policy, evaluation.episodes, seed, longest=longest, endless=endless, warn=warn))
+        self.warned = self.warned or row["evaluation/cut"] > 0
+        self.evaluation = row["evaluation/return_mean"]
+        if self.experiment.checkpoint.best:
+            cut = row["evaluation/cut"] > 0 and evaluation.limit is None  # at another length each time
+            self._keep_best(policy, Best(self.iteration, self.evaluation, cut))
+        if self.best is not None:
+            row |= {"evaluation/return_best": self.best.ret, "evaluation/iteration_best": self.best.iteration}
+        return row
+
+    def _endless(self) -> int:
+        """Steps of an evaluation's episode in a game without a time limit: its share of what was played since the last
+        evaluation. More where episodes of training take long, but no more than a few times that."""
+        evaluation, usual = self.experiment.evaluation, 0.0
+        played = self.trainee.steps / self.iteration
+        if self.experiment.source == "store":  # nobody plays: an update stands for a step
+            played = self.experiment.iteration
+        share = played * evaluation.every / evaluation.episodes
+        if lengths := [length for _, length in self.trainee.episodes.recent]:
+            usual = ENDLESS * sum(lengths) / len(lengths)
+        return round(max(SHORTEST, min(max(share, usual), ENDLESS * share)))
+
+    def _keep_best(self, policy: Policy, new: Best) -> None:
+        if not new.beats(self.best) or not math.isfinite(new.ret) or policy.problem() is not None:
+            return
+        meta = {"algorithm": self.experiment.name, "iteration": new.iteration, "evaluation": new.ret, "cut": new.cut}
+        checkpoint.save(self.directory.path / BEST, {"policy": packed(policy)}, meta)
+        self._write("policy-best.onnx", onnx.render(policy))
+        self.best = new
 
     @property
     def seconds(self) -> float:
@@ -285,7 +362,7 @@ class Loop:
             return
         policy = self._policy()
         if self.saved != self.iteration:
-            self._checkpoint()
+            self._checkpoint(policy)
         if policy is not None:
             self._export(policy)
         self.exported = self.iteration
@@ -304,8 +381,10 @@ class Loop:
             raise SparringError(f"learning diverged: {why}; {before}. Lower algorithm.lr")
         return policy
 
-    def _checkpoint(self) -> None:
+    def _checkpoint(self, policy: Policy | None) -> None:
         arrays, inner = self.trainee.save()
+        if policy is not None:
+            arrays["policy"] = packed(policy)
         meta = {
             "algorithm": self.experiment.name,
             "schema": self.trainee.game.schema,
@@ -320,13 +399,21 @@ class Loop:
         self.saved = self.iteration
 
     def _export(self, policy: Policy) -> None:
-        path = self.directory.path
-        for name, data in (("policy.onnx", onnx.render(policy)), ("policy.safetensors", weights.save(policy))):
-            new = path / f"{name}.new"
-            new.write_bytes(data)
-            new.replace(path / name)
+        self._write("policy.onnx", onnx.render(policy))
+        self._write("policy.safetensors", weights.save(policy))
         if self.experiment.checkpoint.video:
             video.record(policy, self.directory.video(self.iteration), seed=self.experiment.seed)
+
+    def _write(self, name: str, data: bytes) -> None:
+        """Whole or not at all."""
+        new = self.directory.path / f"{name}.new"
+        new.write_bytes(data)
+        new.replace(self.directory.path / name)
+
+
+def packed(policy: Policy) -> Array:
+    """A policy's file as an array, so that a checkpoint's hash covers it."""
+    return np.frombuffer(weights.save(policy), np.uint8)
 
 
 def unchangeable(experiment: Experiment) -> dict[str, Any]:

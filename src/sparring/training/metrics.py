@@ -3,17 +3,21 @@ knows where the time went. Names are stable; docs/training.md has them all."""
 
 import csv
 import json
+import logging
 import math
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import NamedTuple
 
 from sparring.errors import InputError
 from sparring.training.tensorboard import EventFile
 
-__all__ = ["PHASES", "Episodes", "MetricsFiles", "Phases", "Row", "read_rows"]
+__all__ = ["INFOS", "PHASES", "Episode", "Episodes", "MetricsFiles", "Phases", "Row", "info_means", "read_rows"]
 
+log = logging.getLogger("sparring.training")
+INFOS = 20  # names of numbers in a game's `info` that become metrics
 PHASES = ("sample", "load", "learn", "update")
 Row = dict[str, float]
 
@@ -38,33 +42,62 @@ class Phases:
         return row
 
 
+class Episode(NamedTuple):
+    """One that ended."""
+
+    ret: float
+    length: int
+    info: dict[str, float] = {}  # noqa: RUF012  # never changed; the numbers in its last `info`: is_success, …
+    cut: bool = False  # by us: the game would have gone on
+
+
+def info_means(episodes: Sequence[Episode], names: Sequence[str], group: str) -> Row:
+    """`group/is_success` and the like: means over the episodes that told it."""
+    row: Row = {}
+    for name in names:
+        if values := [episode.info[name] for episode in episodes if name in episode.info]:
+            row[f"{group}/{name}"] = sum(values) / len(values)
+    return row
+
+
 class Episodes:
     """Returns and lengths: of this iteration for its row, and the last hundred for everybody who asks how it goes."""
 
     WINDOW = 100
+    OWN = ("count", "return_min", "return_mean", "return_max", "return_recent", "length_mean")
 
     def __init__(self) -> None:
         self.recent: list[tuple[float, int]] = []
         self.count = 0
-        self._new: list[tuple[float, int]] = []
+        self.infos: list[str] = []  # names of the numbers in `info` that are told, in the order of their arrival
+        self._told = False
+        self._new: list[Episode] = []
 
-    def add(self, ended: list[tuple[float, int]]) -> None:
-        self._new += ended
+    def add(self, ended: Sequence[tuple[float, int] | Episode]) -> None:
+        new = [Episode(*episode) for episode in ended]
+        self._new += new
+        for name in sorted({name for episode in new for name in episode.info} - {*self.infos, *self.OWN}):
+            if len(self.infos) < INFOS:
+                self.infos.append(name)
+            elif not self._told:
+                self._told = True
+                log.warning("the game's info has more than %d numbers: %r and others are no metrics", INFOS, name)
 
     def take(self) -> Row:
         """Of the episodes that ended since; without any, only their number: a return that did not happen is none."""
         new, self._new = self._new, []
         self.count += len(new)
-        self.recent = (self.recent + new)[-self.WINDOW :]
+        self.recent = (self.recent + [(episode.ret, episode.length) for episode in new])[-self.WINDOW :]
         row: Row = {"episode/count": len(new)}
         if new:
-            returns = [ret for ret, _ in new]
+            returns = [episode.ret for episode in new]
             row |= {
                 "episode/return_min": min(returns),
                 "episode/return_mean": sum(returns) / len(new),
                 "episode/return_max": max(returns),
-                "episode/length_mean": sum(length for _, length in new) / len(new),
+                "episode/length_mean": sum(episode.length for episode in new) / len(new),
             }
+            row |= info_means(new, self.infos, "episode")
         if self.recent:
             row["episode/return_recent"] = sum(ret for ret, _ in self.recent) / len(self.recent)
         return row

@@ -1,7 +1,7 @@
 """A cluster's nodes: `sparring cluster up|status|down`, thin over `ray start`. Every connection needs the token."""
 
+import contextlib
 import os
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -32,9 +32,9 @@ def up(
     """Make this machine a node of a cluster."""
     if head == (join is not None):
         raise InputError("say either --head, to begin a cluster, or --join HOST:PORT, to join one")
-    if join is not None:
-        _require_listening(join)
     token = _cluster().use_token()
+    if join is not None:
+        _cluster().require_head(join, here=False)
     asked = ["--head", f"--port={port}"] if head else [f"--address={join}"]
     asked += [f"--node-ip-address={host}", "--disable-usage-stats"]
     asked += ["--include-dashboard=false"] if head else []
@@ -84,15 +84,6 @@ def down() -> None:
     print(f"stopped {stopped} processes" if stopped else "nothing runs here that `sparring cluster up` started")
 
 
-def _require_listening(address: str) -> None:
-    """Ray would try for minutes."""
-    host, _, port = address.rpartition(":")
-    try:
-        socket.create_connection((host, int(port)), timeout=5).close()
-    except (OSError, ValueError) as error:
-        raise InputError(f"there is no head at {address} ({error}): `sparring cluster up --head` starts one") from error
-
-
 def _cluster() -> Any:
     from sparring.training.rollout import load_cluster
 
@@ -114,18 +105,19 @@ def _require_same_version(address: str) -> None:
 
     cluster = _cluster()
     cluster.connect(Resources(address=address))
-    cluster.ray.shutdown()
+    cluster.disconnect()
 
 
 def _stop(token: Path) -> int:
     """By the mark and the network: other Rays of this machine, and of its containers, are not ours to stop."""
     import psutil
 
-    ours = []
+    ours, heads = [], set()
     for process in psutil.process_iter():
         try:
             here = os.readlink(f"/proc/{process.pid}/ns/net") == os.readlink("/proc/self/ns/net")
             if here and process.environ().get(MARK) == str(token):
+                heads |= {word for word in process.cmdline() if word.startswith("--gcs_server_port=")}
                 process.terminate()
                 ours.append(process)
         except (psutil.Error, OSError):  # gone meanwhile, or somebody else's
@@ -134,4 +126,15 @@ def _stop(token: Path) -> int:
     for process in alive:
         process.kill()
     psutil.wait_procs(alive, timeout=10)
+    _forget(heads)
     return len(ours)
+
+
+def _forget(heads: set[str]) -> None:
+    """Ray notes the address of the head that was started last, for `auto`: it is gone, if it was one of these."""
+    from ray._common.utils import get_ray_address_file
+
+    note = Path(get_ray_address_file(None))
+    with contextlib.suppress(FileNotFoundError):
+        if f"--gcs_server_port={note.read_text().strip().rpartition(':')[2]}" in heads:
+            note.unlink()

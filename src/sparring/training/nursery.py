@@ -24,7 +24,6 @@ import numpy as np
 import psutil
 from gymnasium.envs.registration import load_env_creator, spec
 
-from sparring.errors import InputError
 from sparring.games.catalog import load, register
 from sparring.games.vector import build
 from sparring.networks.policy import Policy
@@ -119,7 +118,7 @@ class Child:
 def prepare(env: str) -> None:
     """Imports what workers will need, and plays a little: Python writes into its own code while it first runs it, which
     workers would do each for itself."""
-    with contextlib.suppress(InputError, ImportError):  # whatever is wrong with the game, the workers will tell
+    with contextlib.suppress(Exception):  # whatever is wrong with the game, the workers will meet it, and tell
         register(env)
         entry = spec(env.rpartition(":")[2]).entry_point
         if isinstance(entry, str):
@@ -133,6 +132,12 @@ def prepare(env: str) -> None:
     gc.freeze()  # or collecting would write to, and so copy, what is shared
 
 
+def can_fork() -> bool:
+    """Not with a game that runs threads of its own or computes with JAX, as a fork may deadlock then: its workers load
+    it each for itself."""
+    return "jax" not in sys.modules and psutil.Process().num_threads() == 1
+
+
 def main() -> None:
     # The learner asks a hung worker where it is before it kills it; this works while Python itself is stuck.
     faulthandler.register(signal.SIGUSR1, all_threads=True)
@@ -140,6 +145,8 @@ def main() -> None:
         signal.signal(number, signal.SIG_IGN)
     control, memory = socket.socket(fileno=int(sys.argv[1])), int(sys.argv[2])
     prepare(sys.argv[3])
+    if sys.argv[3] and not can_fork():
+        os.execv(sys.executable, [sys.executable, "-m", "sparring.training.nursery", *sys.argv[1:3], ""])
     while True:
         try:
             message, descriptors, _, _ = socket.recv_fds(control, 16, 2)

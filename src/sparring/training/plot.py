@@ -87,12 +87,15 @@ def drawn_return(runs: Sequence[Run]) -> str:
 
 
 def curve(seeds: Sequence[list[Row]], x: str, key: str = PLAYED) -> Curve:
-    """Mean over seeds and its 95 % confidence interval (Student's t), as far as every seed went."""
-    lines = []
+    """Mean over seeds and its 95 % confidence interval (Student's t), as far as every seed went. It does not leave what
+    single episodes returned: few seeds make it wide, and nobody knows whether more than the most is possible."""
+    lines, extremes = [], []
+    group = key.rpartition("_")[0]
     for rows in seeds:
-        points = [(row[x], row[key]) for row in rows if key in row]
-        if points:
-            lines.append(np.array(points).T)
+        told = [row for row in rows if key in row]
+        if told:
+            lines.append(np.array([(row[x], row[key]) for row in told]).T)
+            extremes += [row.get(f"{group}_{end}", row[key]) for row in told for end in ("min", "max")]
     if not lines:
         return Curve(*(np.empty(0) for _ in range(4)))
     first, last = max(line[0, 0] for line in lines), min(line[0, -1] for line in lines)
@@ -103,7 +106,7 @@ def curve(seeds: Sequence[list[Row]], x: str, key: str = PLAYED) -> Curve:
     mean, n = values.mean(0), len(values)
     t = T_95[n - 2] if 2 <= n <= len(T_95) + 1 else 1.96
     half = t * values.std(0, ddof=1) / np.sqrt(n) if n > 1 else np.zeros_like(mean)
-    return Curve(at, mean, mean - half, mean + half)
+    return Curve(at, mean, np.maximum(mean - half, min(extremes)), np.minimum(mean + half, max(extremes)))
 
 
 def _unit_of_time(longest: float) -> tuple[str, int]:

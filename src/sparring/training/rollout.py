@@ -36,6 +36,7 @@ from sparring.training.actor import (
     SNAPSHOT,
     Actor,
     Arena,
+    Failed,
     Filled,
     Order,
     Plan,
@@ -47,7 +48,7 @@ from sparring.training.actor import (
     worker_seed,
 )
 from sparring.training.experiment import Experiment
-from sparring.training.metrics import Row
+from sparring.training.metrics import Episode, Row
 from sparring.training.nursery import Child, Nursery
 
 __all__ = ["Block", "Local", "Pool", "Source", "load_cluster", "open_source", "plan_for"]
@@ -63,7 +64,8 @@ class Block(NamedTuple):
     slot: int
     lag: int  # how many policies behind the newest
     rows: Rows  # a view: valid until the slot is given back
-    episodes: list[tuple[float, int]]
+    episodes: list[Episode]
+    masked: bool = False  # the game tells which actions are allowed
 
 
 class Source(Protocol):
@@ -166,7 +168,8 @@ class Local:
         assert self.policy is not None, "publish a policy first"
         rows = self.arena.block(0, 0)
         with self._playing():
-            return Block(0, 0, 0, rows, self.actor.fill(rows, self.policy, self.at_random))
+            episodes = self.actor.fill(rows, self.policy, self.at_random)
+        return Block(0, 0, 0, rows, episodes, self.actor.environments.masked)
 
     def release(self, block: Block) -> None:
         pass
@@ -301,7 +304,8 @@ class Pool:
             self.receive()
         worker, message = self._full.popleft()
         lag = int(self.arena.version[0]) - message.version
-        return Block(worker.index, message.slot, lag, self.arena.block(worker.index, message.slot), message.episodes)
+        rows = self.arena.block(worker.index, message.slot)
+        return Block(worker.index, message.slot, lag, rows, message.episodes, message.masked)
 
     def take_many(self, count: int) -> list[tuple[int, Filled]]:
         """Waits for so many full blocks: which worker filled which slot."""
@@ -318,9 +322,12 @@ class Pool:
         # Who waited longest comes first: while learning is slower than play, others would never have their turn.
         for worker in sorted(ready, key=lambda worker: worker.since):
             try:
-                message = msgspec.msgpack.decode(worker.control.recv_bytes(), type=Filled)
+                message = msgspec.msgpack.decode(worker.control.recv_bytes(), type=Filled | Failed)
             except (EOFError, ConnectionResetError):
                 self._replace(worker, f"died (exit code {worker.process.wait()})")
+                continue
+            if isinstance(message, Failed):
+                self._replace(worker, "failed", message.error())
                 continue
             slot = worker.granted.popleft()
             assert slot == message.slot
@@ -348,18 +355,20 @@ class Pool:
             time.sleep(0.02)
         worker.process.kill()
 
-    def _replace(self, worker: _Worker, why: str) -> None:
+    def _replace(self, worker: _Worker, why: str, error: SparringError | None = None) -> None:
+        """`error`: what it said itself; else its log may tell."""
+        if isinstance(error, InputError):  # it would happen again
+            raise error
         self._sockets.unregister(worker.control)
         worker.control.close()
         worker.failures += 1
         self.replaced += 1
-        last = tail(worker.log)
+        last = f". Its last words ({worker.log}):\n{tail(worker.log)}" if error is None else f": {error}"
         if worker.failures >= LIVES:
-            raise SparringError(
-                f"rollout worker {worker.number} {why}, {LIVES} times in a row: the game cannot be played. "
-                f"Its last words ({worker.log}):\n{last}"
-            )
-        log.warning("rollout worker %d %s; it is replaced. Its last words:\n%s", worker.number, why, last)
+            final = error or SparringError()
+            final.args = (f"rollout worker {worker.number} {why}, {LIVES} times in a row{last}",)
+            raise final
+        log.warning("rollout worker %d %s; it is replaced%s", worker.number, why, last)
         self._spawn(worker)
 
     def metrics(self) -> Row:
@@ -377,7 +386,8 @@ class Pool:
             try:
                 worker.control.send_bytes(SNAPSHOT)
                 if worker.control.poll(self.limit):
-                    packed = msgspec.msgpack.decode(worker.control.recv_bytes(), type=Snapshot).state
+                    answer = msgspec.msgpack.decode(worker.control.recv_bytes(), type=Snapshot | Failed)
+                    packed = answer.state if isinstance(answer, Snapshot) else None  # it ends, and `take` notices
                 else:  # it hangs while it makes its games
                     packed = None
                     self._ask_where(worker)

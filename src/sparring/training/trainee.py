@@ -1,6 +1,7 @@
 """What learns during a run: an algorithm's state, its normaliser, and the way from blocks of play to updates. One for
 each way to learn: off-policy from a replay window, on-policy from the newest play. Saved and restored as a whole."""
 
+import logging
 from pathlib import Path
 from typing import Any
 
@@ -17,12 +18,13 @@ from sparring.games.spec import Array
 from sparring.training.experiment import Experiment
 from sparring.training.learner import Learner
 from sparring.training.metrics import Episodes, Phases, Row
+from sparring.training.protocol import States, Trainee
 from sparring.training.rollout import Block, Source, load_cluster, open_source, plan_for
 
-__all__ = ["OffPolicy", "OnPolicy", "Trainee"]
+__all__ = ["OffPolicy", "OnPolicy", "States", "Trainee"]
 
+log = logging.getLogger("sparring.training")
 FUSED_BYTES = 64 << 20  # of batches at most for one call
-States = list[dict[str, Array] | None]
 
 
 def device_mesh(count: int) -> Mesh | None:
@@ -37,7 +39,7 @@ def device_mesh(count: int) -> Mesh | None:
     return Mesh(np.array(found[:count]), ("device",))
 
 
-class Trainee(Learner):
+class Own(Learner, Trainee):
     """What both ways have in common."""
 
     parts = P("device")  # type: ignore[no-untyped-call]  # how data is divided between devices: by its first axis
@@ -48,20 +50,16 @@ class Trainee(Learner):
         self.phases, self.episodes = Phases(), Episodes()
         self.mesh = device_mesh(experiment.resources.devices)
         self.lag = 0
+        self.masked = False  # whether it was told that masks are ignored
         self.source: Source | None = None
 
-    def iterate(self) -> Row:
-        """One iteration: a row of metrics."""
-        raise NotImplementedError
-
     def prepare(self) -> None:
-        """What a new run needs before it begins; a resumed one has it in its checkpoint. May refuse."""
-        if self.experiment.runner == "ray":
-            load_cluster().require(self.experiment.resources, self.experiment.rollout.workers)
+        self._require_cluster()
 
-    def open(self, states: States | None = None) -> None:
-        """Starts playing; `states` of the workers when a run is resumed."""
-        raise NotImplementedError
+    def _require_cluster(self) -> None:
+        """Here, not in `open`: Ray takes the signals when it starts, and the loop must have them."""
+        if self.experiment.runner == "ray" and self.experiment.source == "simulate":
+            load_cluster().require(self.experiment.resources, self.experiment.rollout.workers)
 
     def _open(self, steps: int, slots: int, states: States | None) -> Source:
         rollout = self.experiment.rollout
@@ -88,6 +86,16 @@ class Trainee(Learner):
             self.state = jax.device_put(self.state, NamedSharding(self.mesh, P()))  # type: ignore[no-untyped-call]
         return super().apply(data)
 
+    def _heard(self, block: Block) -> None:
+        self.episodes.add(block.episodes)
+        if block.masked and not self.masked:
+            self.masked = True
+            log.warning(
+                "masks are not supported yet: info['action_mask'] of %s is ignored, and actions that it does not allow "
+                "are played, too",
+                self.game.name,
+            )
+
     def _row(self) -> Row:
         row: Row = {"steps": self.steps, "updates": self.updates, **self.episodes.take(), **self.phases.take()}
         row |= {"policy/exploration": self.exploration, "policy/lag": self.lag}
@@ -100,14 +108,16 @@ class Trainee(Learner):
         states = self.source.state() if self.source is not None else []
         for worker, state in enumerate(states):
             arrays |= {f"worker.{worker}.{name}": array for name, array in (state or {}).items()}
-        play = {"episodes": self.episodes.count, "recent": self.episodes.recent, "workers": len(states)}
-        return arrays, meta | play
+        heard = {"episodes": self.episodes.count, "recent": self.episodes.recent, "infos": self.episodes.infos}
+        return arrays, meta | heard | {"workers": len(states)}
 
     def resume(self, arrays: dict[str, Array], meta: dict[str, Any]) -> States:
         """`restore`, and the workers' states for `open`."""
+        self._require_cluster()
         self.restore(arrays, meta)
         self.episodes.count = meta["episodes"]
         self.episodes.recent = [(ret, length) for ret, length in meta["recent"]]
+        self.episodes.infos = list(meta.get("infos", ()))
         states: States = []
         for worker in range(meta["workers"]):
             prefix = f"worker.{worker}."
@@ -115,12 +125,19 @@ class Trainee(Learner):
             states.append(found or None)
         return states
 
+    def memory(self) -> list[int]:
+        return [] if self.source is None else self.source.memory()
+
+    @property
+    def takes_turns(self) -> bool:
+        return False
+
     def close(self) -> None:
         if self.source is not None:
             self.source.close()
 
 
-class OffPolicy(Trainee):
+class OffPolicy(Own):
     """Blocks go into the replay window as they come; each step of play allows so many updates. Workers play on while
     we learn, at most two blocks ahead: learning that is slower than play slows play down."""
 
@@ -173,7 +190,7 @@ class OffPolicy(Trainee):
             self.normaliser.observe(obs)
         steps = int((rows.kind != END).sum())
         self.steps += steps
-        self.episodes.add(block.episodes)
+        self._heard(block)
         self.lag = block.lag
         if self.steps >= self.config.learning_starts:
             self.debt += steps * self.config.updates_per_step
@@ -207,7 +224,7 @@ class OffPolicy(Trainee):
         self.debt = meta["debt"]
 
 
-class OnPolicy(Trainee):
+class OnPolicy(Own):
     """An iteration: every worker plays its share with the newest policy, then all of it is learned from. With
     `rollout.overlap` the next share is played meanwhile, one policy behind."""
 
@@ -233,6 +250,10 @@ class OnPolicy(Trainee):
                 "resources.devices: make them one"
             )
         self.block_steps = wanted // self.streams
+
+    @property
+    def takes_turns(self) -> bool:
+        return not self.overlap
 
     def open(self, states: States | None = None) -> None:
         source = self._open(self.block_steps, 2, states)
@@ -270,7 +291,7 @@ class OnPolicy(Trainee):
         obs, action, kind = column("obs"), column("action")[:, :-1], column("kind")
         mask = kind[:, :-1] != END
         for block in blocks:
-            self.episodes.add(block.episodes)
+            self._heard(block)
         self.steps += int(mask.sum())
         self.lag = max(block.lag for block in blocks)
         encoded = encode_obs(self.game, obs.reshape(-1, *obs.shape[2:]))

@@ -11,7 +11,7 @@ import numpy as np
 from sparring.errors import InputError
 from sparring.games import Game
 from sparring.games.catalog import make
-from sparring.games.spec import Discrete, column
+from sparring.games.spec import Discrete
 from sparring.networks.policy import Policy
 
 __all__ = ["record", "require"]
@@ -83,7 +83,7 @@ def record(
                 if (frame.shape[1], frame.shape[0]) != size:
                     raise InputError(f"{game.name} draws frames of different sizes: they do not make a video")
                 writer.send(np.ascontiguousarray(frame))
-                action = policy.act(column(game.observation, [obs]))[0][0]
+                action = policy.act(obs)[0]
                 native = int(action) if isinstance(game.action, Discrete) else action.reshape(env.action_space.shape)
                 obs, reward, terminated, truncated, _ = env.step(native)
                 total, over, steps = total + float(reward), terminated or truncated, steps + 1

@@ -31,6 +31,8 @@ COLOURS = {"sample": "cyan", "load": "blue", "learn": "magenta", "update": "yell
 class View(Protocol):
     def show(self, experiment: Experiment, run: Run) -> AbstractContextManager[None]: ...
 
+    def say(self, line: str) -> None: ...
+
     def row(self, row: Row) -> None: ...
 
 
@@ -43,6 +45,9 @@ class Silent:
 
     def show(self, experiment: Experiment, run: Run) -> AbstractContextManager[None]:
         return nullcontext()
+
+    def say(self, line: str) -> None:
+        pass
 
     def row(self, row: Row) -> None:
         pass
@@ -59,20 +64,20 @@ class Lines:
     @contextmanager
     def show(self, experiment: Experiment, run: Run) -> Iterator[None]:
         self.experiment = experiment
-        self._say(f"{experiment.name} on {experiment.game}, {run.path}")
+        self.say(f"{experiment.name} on {experiment.game}, {run.path}")
         try:
             yield
         finally:
             if self.last:
-                self._say(self.last)
+                self.say(self.last)
 
     def row(self, row: Row) -> None:
         self.last = describe(self.experiment, row)
         if time.monotonic() >= self.next:
-            self._say(self.last)
+            self.say(self.last)
             self.last, self.next = "", time.monotonic() + self.EVERY
 
-    def _say(self, line: str) -> None:
+    def say(self, line: str) -> None:
         self.console.print(line, markup=False, highlight=False, soft_wrap=True)
 
 
@@ -87,6 +92,7 @@ class Terminal:
         self.experiment, self.path = experiment, run.path
         self.curves: dict[str, list[float]] = {PLAYED: [], EVALUATED: []}
         self.last: Row = {}
+        self.evaluated: Row = {}  # the last row with an evaluation
         self.since = time.monotonic()
         for row in run.rows():
             self._note(row)
@@ -101,12 +107,16 @@ class Terminal:
             root.removeHandler(handler)
             root.propagate = True
 
+    def say(self, line: str) -> None:
+        self.console.print(line, markup=False, highlight=False, soft_wrap=True)  # above the picture
+
     def row(self, row: Row) -> None:
         self._note(row)
         self.since = time.monotonic()
 
     def _note(self, row: Row) -> None:
         self.last = row
+        self.evaluated = row if EVALUATED in row else self.evaluated
         for name, values in self.curves.items():
             if name in row:
                 values.append(row[name])
@@ -121,7 +131,7 @@ class Terminal:
         if played:
             table.add_row("return", Text(curve(played, width - 9, 6), style="cyan"))
         if evaluated:
-            table.add_row("evaluation", sparkline(evaluated, width - 9))
+            table.add_row("evaluation", f"{sparkline(evaluated, width - 30)}{best(self.evaluated)}")
         if row:
             table.add_row("time", phase_bar(row, width))
             table.add_row("", describe(self.experiment, row))
@@ -148,10 +158,19 @@ def describe(experiment: Experiment, row: Row) -> str:
     if "episode/return_recent" in row:
         parts.append(f"return {row['episode/return_recent']:.1f}")
     if "evaluation/return_mean" in row:
-        parts.append(f"evaluation {row['evaluation/return_mean']:.1f}")
+        parts.append(f"evaluation {row['evaluation/return_mean']:.1f}{best(row)}")
+        if row.get("evaluation/cut"):
+            parts.append(f"{row['evaluation/cut']:.0f} of {row['evaluation/episodes']:.0f} episodes cut")
     spent = sum(row[f"time/{phase}_s"] for phase in PHASES) or 1.0
     parts.append(" ".join(f"{phase} {row[f'time/{phase}_s'] / spent:.0%}" for phase in PHASES))
     return "  ".join(parts)
+
+
+def best(row: Row) -> str:
+    """Nothing where it is not kept."""
+    if "evaluation/return_best" not in row:
+        return ""
+    return f" (best {row['evaluation/return_best']:.1f} at {row['evaluation/iteration_best']:.0f})"
 
 
 def progress(experiment: Experiment, row: Row) -> float:

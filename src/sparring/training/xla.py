@@ -3,10 +3,10 @@
 import math
 import os
 from pathlib import Path
-from typing import Any
 
 import jax
 
+from sparring.algorithms.protocol import Algorithm
 from sparring.networks.spec import torso_shapes
 
 __all__ = ["use_compilation_cache", "use_precision", "use_threads"]
@@ -27,16 +27,24 @@ def use_precision(precision: str) -> None:
     jax.config.update("jax_default_matmul_precision", None if precision == "float32" else precision)  # type: ignore[no-untyped-call]
 
 
-def use_threads(algorithm: Any, workers: int = 0) -> None:
+def use_threads(algorithm: Algorithm, workers: int = 0) -> None:
     """One for a small network: XLA divides every matrix product among its threads, and handing over costs more than a
     small product takes (PPO on CartPole: 66 ms per update with two threads, 32 with one). One as well where as many
     workers play meanwhile as there are cores. XLA reads NPROC when its CPU client is made, so this comes before the
     first array; who sets it himself is not overruled."""
-    config = algorithm.config
-    batch = getattr(config, "minibatch", None) or config.batch
-    shapes, _ = torso_shapes(algorithm.game.observation, config.layers)
-    dense = all(len(shape) <= 2 for shape in shapes.values())
-    small = dense and batch * max((math.prod(shape) for shape in shapes.values()), default=0) < SMALL
+    small = _is_small(algorithm)
     crowded = not algorithm.on_policy and workers >= (os.cpu_count() or 1)
     if small or crowded:
         os.environ.setdefault("NPROC", "1")
+
+
+def _is_small(algorithm: Algorithm) -> bool:
+    """False for a network that is not described by `layers`: nobody knows what it computes."""
+    config = algorithm.config
+    layers = getattr(config, "layers", None)
+    if layers is None:
+        return False
+    batch = getattr(config, "minibatch", config.steps) if algorithm.on_policy else config.batch
+    shapes, _ = torso_shapes(algorithm.game.observation, layers)
+    dense = all(len(shape) <= 2 for shape in shapes.values())
+    return dense and batch * max((math.prod(shape) for shape in shapes.values()), default=0) < SMALL

@@ -13,7 +13,7 @@ from ray.rllib.callbacks.callbacks import RLlibCallback
 from sparring.experience import Fragment
 from sparring.experience.replay import encode_action
 from sparring.games import Box, Discrete, Game
-from sparring.games.catalog import make
+from sparring.games.catalog import make, own_fault
 from sparring.games.spec import Array
 from sparring.games.vector import put
 from sparring.networks.policy import features
@@ -59,11 +59,13 @@ class GameEnv(gymnasium.Env[Any, Any]):  # type: ignore[misc]  # Gymnasium is An
         self._obs = np.zeros(1, self.game.observation.element)
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Array, dict[str, Any]]:
-        return self._features(self.env.reset(seed=seed)[0]), {}
+        with own_fault(str(self.game.env), "reset"):
+            return self._features(self.env.reset(seed=seed)[0]), {}
 
     def step(self, action: Any) -> tuple[Array, float, bool, bool, dict[str, Any]]:
-        obs, reward, terminated, truncated, _ = self.env.step(self._native(action))
-        return self._features(obs), float(reward), bool(terminated), bool(truncated), {}
+        with own_fault(str(self.game.env), "step"):
+            obs, reward, terminated, truncated, _ = self.env.step(self._native(action))
+            return self._features(obs), float(reward), bool(terminated), bool(truncated), {}
 
     def _features(self, obs: Any) -> Array:
         put(self.game.observation, self._obs, 0, obs)

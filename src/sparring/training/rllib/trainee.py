@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import ray
 import torch
+from ray.rllib.algorithms.impala import IMPALA
 from ray.rllib.core import DEFAULT_MODULE_ID
 
 from sparring.errors import InputError, SparringError, Unrenderable
@@ -20,13 +21,15 @@ from sparring.games import Game
 from sparring.games.spec import Array
 from sparring.networks.policy import Policy
 from sparring.store import open_store
-from sparring.training.cluster import connect, require
+from sparring.training.cluster import connect, require, try_out
 from sparring.training.experiment import Experiment, Resources
 from sparring.training.metrics import Episodes, Phases, Row
 from sparring.training.offline import recorded_play
+from sparring.training.protocol import States, Trainee
 from sparring.training.rllib.config import algorithm_class, configure, customised, is_offline
 from sparring.training.rllib.game import LENGTHS, RETURNS, rows_of
 from sparring.training.rllib.module import render
+from sparring.training.rollout import memory_of
 
 __all__ = ["Bridge"]
 
@@ -46,8 +49,8 @@ READERS = 3  # CPUs with which Ray reads recorded play: two that convert, and on
 CHUNK = 200  # fragments of recorded play that are converted, shuffled and written together
 
 
-class Bridge:
-    """A trainee: see `trainee.Trainee`, whose place it takes in the loop."""
+class Bridge(Trainee):
+    """Any of RLlib's algorithms, as the loop sees it."""
 
     def __init__(self, experiment: Experiment, game: Game) -> None:
         self.experiment, self.game = experiment, game
@@ -70,7 +73,7 @@ class Bridge:
                 self.close()
                 raise InputError(f"{error}. Without it there is no evaluation: set evaluation.every to 0") from error
 
-    def open(self, states: Any = None) -> None:
+    def open(self, states: States | None = None) -> None:
         pass  # it is: `prepare` or `resume` came before
 
     def _start(self) -> None:
@@ -86,6 +89,8 @@ class Bridge:
         if self.offline:
             self.data = Path(tempfile.mkdtemp(prefix="sparring-rllib-"))
             self.steps = convert(e, self.game, self.data)
+        elif e.rollout.workers:
+            try_out(self.game)  # RLlib replaces runners whose game fails, without end, and goes on without play
         config = configure(e, self.game, str(self.data))
         try:
             self.algorithm = config.build_algo()
@@ -179,6 +184,17 @@ class Bridge:
         self.steps, self.updates = meta["steps"], meta["updates"]
         self.episodes.count = meta["episodes"]
         self.episodes.recent = [(ret, length) for ret, length in meta["recent"]]
+
+    def memory(self) -> list[int]:
+        """Of the environment runners, each of which has loaded PyTorch."""
+        sizes: list[int] = self.algorithm.env_runner_group.foreach_env_runner(
+            lambda _: memory_of(os.getpid()), local_env_runner=False
+        )
+        return sizes
+
+    @property
+    def takes_turns(self) -> bool:
+        return not self.offline and not issubclass(algorithm_class(self.experiment.name), IMPALA)  # APPO is one
 
     def close(self) -> None:
         if self.algorithm is not None:

@@ -44,6 +44,9 @@ def sweep(
             plan, root = sweeping.reopen(target, changes or [])
         else:
             plan, root = sweeping.begin(target, changes or [], out)
+    gpus, of = sweeping.load_tuning().gpus_of(plan)
+    if of:
+        typer.echo(f"each trial's learner has {gpus:g} of the cluster's {of:g} GPUs (resources.learner_gpus)")
     progress = Progress(console, plan)
     title = f"sweep of {plan.first.name} on {plan.first.game}: {plan.total} trials, {root}"
     trials, complete = sweeping.carry_out(plan, root, lambda: progress.show(title))

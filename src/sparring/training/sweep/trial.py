@@ -12,20 +12,22 @@ import msgspec
 
 import sparring
 from sparring.errors import InputError, SparringError
+from sparring.games import catalog
 from sparring.training.cluster import ray  # first: it prepares Ray's authentication
-from sparring.training.experiment import Experiment, write
+from sparring.training.experiment import read, write
 from sparring.training.run import is_run
 from sparring.training.sweep.home import Home, unpack
 from sparring.training.sweep.plan import Sweep
+from sparring.training.sweep.room import bundles
 
 import pyarrow.fs  # isort: skip
 from ray import tune  # isort: skip
 from ray.tune.trainable.trainable import _TrainingResult  # isort: skip
 
-__all__ = ["Task", "Trial", "bundles"]
+__all__ = ["Task", "Trial"]
 
 log = logging.getLogger("sparring.sweep")
-Bundle = dict[str, float]
+MEMORY = 0.9  # of a GPU's, that its trials divide
 
 
 class Task(msgspec.Struct, frozen=True):
@@ -34,17 +36,8 @@ class Task(msgspec.Struct, frozen=True):
     sweep: dict[str, Any]  # as in its file
     root: str  # the sweep's directory …
     node: str  # … on this node
+    gpus: float = 0.0  # of each trial's learner
     version: str = sparring.__version__
-
-
-def bundles(experiment: Experiment) -> list[Bundle]:
-    """What a trial needs: on one node its learner and, unless they are actors of Ray's, its rollout workers."""
-    workers = experiment.rollout.workers
-    if experiment.runner == "local":
-        return [{"CPU": 1.0 + workers}]
-    asked = {"CPU": experiment.resources.actor_cpus, "GPU": experiment.resources.actor_gpus}
-    actor = {kind: amount for kind, amount in asked.items() if amount}
-    return [{"CPU": 1.0}, *(actor for _ in range(workers) if actor)]
 
 
 class Trial(tune.Trainable):  # type: ignore[misc]  # Ray ships no types
@@ -54,11 +47,13 @@ class Trial(tune.Trainable):  # type: ignore[misc]  # Ray ships no types
     def default_resource_request(cls, config: dict[str, Any]) -> Any:
         task = msgspec.json.decode(config["task"], type=Task)
         experiment = Sweep.parse(task.sweep).experiment(config["trial"]["values"])
-        return tune.PlacementGroupFactory(bundles(experiment))
+        return tune.PlacementGroupFactory(bundles(experiment, task.gpus))
 
     def setup(self, config: dict[str, Any]) -> None:
         os.environ.setdefault("NPROC", "1")  # the learner's CPU; see xla.use_threads
         self._take(config)
+        if 0 < self.task.gpus < 1:  # JAX takes three quarters of a GPU's memory at once, whoever shares it
+            os.environ.setdefault("XLA_PYTHON_CLIENT_MEM_FRACTION", f"{MEMORY * self.task.gpus:.3f}")
 
     def reset_config(self, new_config: dict[str, Any]) -> bool:
         """The process goes on with another trial, or with the same one after PBT changed it."""
@@ -122,7 +117,11 @@ class Trial(tune.Trainable):  # type: ignore[misc]  # Ray ships no types
             unpack(work / "checkpoints", {f"{name}/{file}": content for file, content in files.items()})
         if self.source is not None or is_run(work):
             # Also our own: whoever was killed between the journal's note of new values and this has the old ones here.
-            write(work / "experiment.yaml", msgspec.structs.replace(loop.resolve(experiment), out=str(path)))
+            if is_run(work):  # what the sweep leaves out stays as it was when the trial began
+                before = read(work / "experiment.yaml").algorithm
+                experiment = msgspec.structs.replace(experiment, algorithm=before | experiment.algorithm)
+            resolved = loop.resolve(experiment, catalog.load(experiment.game))
+            write(work / "experiment.yaml", msgspec.structs.replace(resolved, out=str(path)))
             self.loop = loop.reopen(work)
         else:
             self.loop = loop.begin(msgspec.structs.replace(experiment, out=str(work)))

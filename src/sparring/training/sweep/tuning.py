@@ -10,7 +10,6 @@ import random
 import tempfile
 import threading
 import time
-from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
 from types import SimpleNamespace
@@ -19,15 +18,15 @@ from typing import Any, Protocol
 import msgspec
 import numpy as np
 
-from sparring.errors import InputError
 from sparring.training import cluster
 from sparring.training.cluster import ray
 from sparring.training.loop import asked_to_stop
 from sparring.training.run import Run, is_run
 from sparring.training.sweep.journal import ENDED, Begun, Copied, Journal, Standing, directory, trial_name
 from sparring.training.sweep.plan import Sweep
-from sparring.training.sweep.space import Axis, Values, corners
-from sparring.training.sweep.trial import Bundle, Task, Trial, bundles
+from sparring.training.sweep.room import Node, learner_gpus, require_room
+from sparring.training.sweep.space import Axis, Values
+from sparring.training.sweep.trial import Task, Trial
 
 # Tune reads these when it starts.
 os.environ["TUNE_DISABLE_AUTO_CALLBACK_LOGGERS"] = "1"  # a run writes its metrics itself
@@ -42,7 +41,7 @@ from ray.tune.schedulers import ASHAScheduler, FIFOScheduler, PopulationBasedTra
 from ray.tune.search import Searcher
 from ray.tune.search.optuna import OptunaSearch
 
-__all__ = ["Watcher", "prepare", "run"]
+__all__ = ["Watcher", "gpus_of", "prepare", "run"]
 
 log = logging.getLogger("sparring.sweep")
 REDUCTION = 3  # ASHA: of three trials at a rung, one goes on
@@ -59,14 +58,23 @@ class Watcher(Protocol):
 def prepare(sweep: Sweep) -> None:
     """Connects to the cluster, or starts a Ray of our own; says at once when a trial can never fit."""
     cluster.connect(sweep.first.resources)
-    require_room(sweep)
+    require_room(sweep, nodes())
+
+
+def nodes() -> list[Node]:
+    return [node["Resources"] for node in ray.nodes() if node["Alive"]]
+
+
+def gpus_of(sweep: Sweep) -> tuple[float, float]:
+    """Each trial's learner has so many, of so many in the cluster."""
+    return learner_gpus(sweep, nodes()), sum(node.get("GPU", 0.0) for node in nodes())
 
 
 def run(sweep: Sweep, root: Path, journal: Journal, watcher: Watcher) -> bool:
     """Until every trial has ended. False: it was asked to stop before."""
     logging.getLogger("ray.tune").setLevel(logging.CRITICAL)  # what a person needs of it, we tell
     random.seed(sweep.seed)  # PBT draws from it
-    task = Task(located(sweep), str(root.resolve()), ray.get_runtime_context().get_node_id())
+    task = Task(located(sweep), str(root.resolve()), ray.get_runtime_context().get_node_id(), gpus_of(sweep)[0])
     told = msgspec.json.encode(task).decode()
     scheduler = create_scheduler(sweep)
     with asked_to_stop() as asked, tempfile.TemporaryDirectory(prefix="sparring-sweep-") as scratch:
@@ -130,38 +138,6 @@ def located(sweep: Sweep) -> dict[str, Any]:
         if isinstance(data.get(key), str) and Path(data[key]).exists():
             data[key] = str(Path(data[key]).resolve())
     return data
-
-
-def require_room(sweep: Sweep) -> None:
-    """At once: Tune would wait for ever."""
-    nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
-    for values in corners(sweep.axes):
-        experiment = sweep.experiment(values)
-        if not fits(bundles(experiment), nodes):
-            has = "; ".join(f"{node.get('CPU', 0.0):g} CPUs, {node.get('GPU', 0.0):g} GPUs" for node in nodes)
-            needs = ", ".join(
-                f"{count} × {' and '.join(f'{amount:g} {kind}' for kind, amount in bundle)}"
-                for bundle, count in Counter(tuple(bundle.items()) for bundle in bundles(experiment)).items()
-            )
-            raise InputError(
-                f"a trial does not fit: with its {experiment.rollout.workers} rollout workers it needs {needs}, and "
-                f"this cluster of {len(nodes)} nodes has {has}. Lower rollout.workers, or add nodes with "
-                "`sparring cluster up --join` (a Ray of our own: raise resources.cpus)"
-            )
-
-
-def fits(needed: list[Bundle], nodes: list[dict[str, float]]) -> bool:
-    """Each bundle on one node; the largest first, on the first with room."""
-    free = [dict(node) for node in nodes]
-    for bundle in sorted(needed, key=lambda bundle: -sum(bundle.values())):
-        for node in free:
-            if all(node.get(kind, 0.0) >= amount - 1e-9 for kind, amount in bundle.items()):
-                for kind, amount in bundle.items():
-                    node[kind] -= amount
-                break
-        else:
-            return False
-    return True
 
 
 def create_scheduler(sweep: Sweep) -> Any:

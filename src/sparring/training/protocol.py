@@ -1,0 +1,59 @@
+"""What the training loop, sweeps and measurements ask of whatever learns in a run: Sparring's own algorithms
+(`trainee.py`, `offline.py`) and RLlib's (`rllib/trainee.py`) alike."""
+
+from abc import abstractmethod
+from typing import Any, Protocol
+
+from sparring.games import Game
+from sparring.games.spec import Array
+from sparring.networks.policy import Policy
+from sparring.training.experiment import Experiment
+from sparring.training.metrics import Episodes, Row
+
+__all__ = ["States", "Trainee"]
+
+States = list[dict[str, Array] | None]  # of rollout workers, to go on identically; none: it begins anew
+
+
+class Trainee(Protocol):
+    experiment: Experiment
+    game: Game
+    episodes: Episodes
+    steps: int  # of play, since the run began
+    updates: int  # of the parameters, since the run began
+
+    @abstractmethod
+    def prepare(self) -> None:
+        """What a new run needs before it begins; a resumed one has it in its checkpoint. May refuse."""
+
+    @abstractmethod
+    def open(self, states: States | None = None) -> None:
+        """Starts playing; `states` of the workers when a run is resumed."""
+
+    @abstractmethod
+    def iterate(self) -> Row:
+        """One iteration: a row of metrics, the time of each phase (`metrics.PHASES`) among them."""
+
+    @abstractmethod
+    def policy(self) -> Policy:
+        """As it is now. `Unrenderable` where it cannot be one of ours."""
+
+    @abstractmethod
+    def save(self) -> tuple[dict[str, Array], dict[str, Any]]:
+        """Everything to go on from, as arrays and JSON."""
+
+    @abstractmethod
+    def resume(self, arrays: dict[str, Array], meta: dict[str, Any]) -> States | None:
+        """As `save` left it, and the workers' states for `open`."""
+
+    @abstractmethod
+    def memory(self) -> list[int]:
+        """Bytes of each worker's process, what it shares with others by its part (PSS)."""
+
+    @property
+    @abstractmethod
+    def takes_turns(self) -> bool:
+        """Play and learning alternate, so that `time/sample_s` is all the time that play took."""
+
+    @abstractmethod
+    def close(self) -> None: ...
