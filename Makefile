@@ -2,7 +2,11 @@
 # `make check` is the quick subset for the inner loop.
 PYTHON ?= python3
 UV := $(shell command -v uv 2>/dev/null || echo .venv/bin/uv)
-INSTALL = VIRTUAL_ENV=$(CURDIR)/.venv $(UV) pip install --quiet --compile-bytecode
+INSTALL = VIRTUAL_ENV=$(CURDIR)/.venv $(UV) pip install --compile-bytecode
+# Commands that the tests use, and the packages of Debian and Ubuntu that have them. Go and Node come as wheels.
+SYSTEM = chromium=chromium chromium=fonts-dejavu-core ip=iproute2 java=openjdk-17-jre-headless mvn=maven pgrep=procps openssl=openssl
+# Company proxies have certificates of their own.
+export UV_SYSTEM_CERTS = true
 
 .PHONY: demo test check lint types lock bench peers clean
 
@@ -30,10 +34,12 @@ peers: .venv/.dev .venv-peers/.installed  ## speed beside SB3, SBX and RLlib (6 
 
 lock: .venv/.uv  ## refresh the pinned versions after a change of pyproject.toml
 	$(UV) pip compile --quiet --no-emit-index-url --universal --python-version 3.11 --extra platform pyproject.toml -o requirements/platform.txt
-	$(UV) pip compile --quiet --no-emit-index-url --universal --python-version 3.11 --extra platform --extra train --extra ray --extra tune --extra rllib --extra cassandra --extra spark --extra bullet --extra box2d --extra atari --group dev pyproject.toml -o requirements/dev.txt
+	$(UV) pip compile --quiet --no-emit-index-url --universal --python-version 3.11 --extra platform --extra train --extra ray --extra tune --extra rllib --extra cassandra --extra spark --extra aws --extra bullet --extra box2d --extra atari --group dev pyproject.toml -o requirements/dev.txt
 	$(UV) pip compile --quiet --no-emit-index-url --universal --python-version 3.11 --group peers -o requirements/peers.txt
 
 .venv/.uv:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "Sparring needs Python 3.11 or newer: make PYTHON=python3.12" >&2; exit 1; }
+	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || scripts/system-packages venv=python3-venv
 	test -x .venv/bin/python || $(PYTHON) -m venv .venv
 	command -v uv >/dev/null || .venv/bin/python -m pip install --quiet uv
 	@touch $@
@@ -50,13 +56,13 @@ lock: .venv/.uv  ## refresh the pinned versions after a change of pyproject.toml
 
 .venv-peers/.installed: .venv/.uv requirements/peers.txt
 	test -x .venv-peers/bin/python || $(PYTHON) -m venv .venv-peers
-	VIRTUAL_ENV=$(CURDIR)/.venv-peers $(UV) pip install --quiet --compile-bytecode -r requirements/peers.txt
+	VIRTUAL_ENV=$(CURDIR)/.venv-peers $(UV) pip install --compile-bytecode -r requirements/peers.txt
 	@touch $@
 
-.venv/.system: scripts/system-packages scripts/s3-server
-	scripts/system-packages
-	scripts/s3-server
-	@mkdir -p .venv && touch $@
+.venv/.system: .venv/.uv scripts/system-packages scripts/s3-server scripts/kinesalite scripts/cassandra scripts/proxy
+	scripts/system-packages $(SYSTEM)
+	for server in s3-server kinesalite cassandra "proxy nginx" "proxy caddy"; do scripts/$$server >/dev/null || exit 1; done
+	@touch $@
 
 clean:
 	rm -rf .venv .venv-peers .sparring

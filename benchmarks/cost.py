@@ -37,6 +37,7 @@ REFRESH = 60.0  # seconds between a client's looks for a newer bot: `Client(refr
 
 # Prices in US dollars: us-east-1, on demand, Linux, as listed in mid-2025. Check the current ones.
 SHARD_HOUR, PUT_UNITS = 0.015, 0.014 / 1e6  # a put unit is 25 kB of a record
+WEEK_HOUR = 0.02  # of a shard that keeps records for more than a day and up to a week, on top
 GET, PUT, S3_GB, EGRESS_GB = 0.0004 / 1e3, 0.005 / 1e3, 0.023, 0.09
 GP3_GB = 0.08
 EKS_HOUR, BALANCER_HOUR = 0.10, 0.0225
@@ -157,6 +158,7 @@ def cluster(load: Load) -> dict[str, float]:
     entry = (EKS_HOUR + BALANCER_HOUR + gateways * NODE[1]) * MONTH
     return {
         f"Kinesis, {load.shards} shards": load.shards * SHARD_HOUR * MONTH + units * PUT_UNITS,
+        "… that keep records for a week": load.shards * WEEK_HOUR * MONTH,
         f"EKS, a load balancer, {gateways} gateways ({NODE[0]})": entry,
         f"Spark, {workers} workers ({NODE[0]})": workers * NODE[1] * MONTH,
         f"Cassandra, {nodes} nodes ({CASSANDRA[0]}; {by_rate:.1f} for the rate)": nodes * CASSANDRA[1] * MONTH,
@@ -204,6 +206,9 @@ def levers(load: Load) -> list[str]:
         "",
         f"- **How long play is kept.** Nothing is dropped by age yet; {KEPT} days are counted. Each further day is "
         f"{day / 1e3:.0f} TB of disk, ${day * GP3_GB:,.0f} a month and {math.ceil(day / CASSANDRA_GB)} nodes.",
+        "- **How long the stream keeps records.** A week, the default, costs "
+        f"${load.shards * WEEK_HOUR * MONTH:,.0f} a month more than a day (`--retention 24`, `RetentionHours=24`); "
+        "then a job that is away for longer than a day loses play.",
         "- **How often bots are published.** Players download every version published while they play: at the default "
         f"of one in 10 s {often / 1e3:,.0f} TB a month, ${often * EGRESS_GB:,.0f} at ${EGRESS_GB} a GB.",
         f"- **How often clients look.** At the default of 5 s {looks / 1e9:.1f} billion GETs a month, "

@@ -120,7 +120,7 @@ def experiment(name: str, algorithm: str, store: Path, changes: list[str]) -> Ex
 
 
 def judge(policy: Policy, episodes: int, explore: bool = False) -> float:
-    return float(np.mean([ret for ret, _ in play(policy, episodes, UNSEEN, explore=explore)]))
+    return float(np.mean([episode.ret for episode in play(policy, episodes, UNSEEN, explore=explore)]))
 
 
 def run(name: str, algorithm: str, args: argparse.Namespace, folder: Path) -> None:

@@ -32,6 +32,7 @@ LONGEST = (
     "store/test_store_contract.py",
     "real/test_stream_cluster.py",
     "bench/test_scaling.py",
+    "gateway/test_gateway_schemathesis.py",
     "real/test_cassandra_login.py",
 )
 
@@ -45,9 +46,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def no_ray_left_behind() -> Iterator[None]:
     """A module's cluster is its own: the next one's has other nodes and paths."""
     yield
-    ray = sys.modules.get("ray")
-    if ray is not None and ray.is_initialized():
-        ray.shutdown()
+    cluster = sys.modules.get("sparring.training.cluster")
+    if cluster is not None:
+        cluster.disconnect()
 
 
 @pytest.fixture

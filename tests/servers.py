@@ -8,6 +8,7 @@ import socket
 import ssl
 import subprocess
 import tempfile
+import threading
 import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -178,6 +179,41 @@ seed_provider:
             self._process.send_signal(how)
             self._process.wait()  # before its directory may go
             self._process = None
+
+
+class Counting:
+    """Stands before a server and counts the bytes that it sends."""
+
+    def __init__(self, host: str, port: int) -> None:
+        self._server, self._listening = (host, port), socket.create_server(("127.0.0.1", 0))
+        self.port: int = self._listening.getsockname()[1]
+        self.received = 0
+        self._sockets: list[socket.socket] = []
+
+    def __enter__(self) -> "Counting":
+        threading.Thread(target=self._accept, daemon=True).start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for one in (self._listening, *self._sockets):
+            with contextlib.suppress(OSError):
+                one.shutdown(socket.SHUT_RDWR)
+            one.close()
+
+    def _accept(self) -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                client, server = self._listening.accept()[0], socket.create_connection(self._server)
+                self._sockets += (client, server)
+                for pair in ((client, server), (server, client)):
+                    threading.Thread(target=self._pass, args=pair, daemon=True).start()
+
+    def _pass(self, source: socket.socket, sink: socket.socket) -> None:
+        with contextlib.suppress(OSError):
+            while data := source.recv(1 << 16):
+                if source.getpeername() == self._server:
+                    self.received += len(data)
+                sink.sendall(data)
 
 
 @contextlib.contextmanager

@@ -341,12 +341,37 @@ def test_nobody_is_erased_without_a_yes(
     assert "ann" in run("players", GAME.name, "--server", server).out
 
 
-@pytest.mark.parametrize("command", ["games", "models", "players"])
+def test_a_game_is_paused_and_resumed(run: Callable[..., Result], server: str) -> None:
+    got = run("pause", GAME.name, "--server", server)
+    assert (got.code, got.out) == (0, f"{GAME.name} is paused: `sparring resume {GAME.name}` goes on\n")
+    assert "paused" in run("games", "--server", server).out
+    assert "trainer: paused" in run("games", GAME.name, "--server", server).out
+    assert json.loads(run("games", "--server", server, "--json").out)[0]["paused"] is True
+    assert run("resume", GAME.name, "--server", server).code == 0
+    assert "paused" not in run("games", "--server", server).out
+
+
+def test_a_game_is_deleted_only_with_a_yes(
+    run: Callable[..., Result], server: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    for answer, code, left in (("n\n", 1, True), ("", 1, True), ("y\n", 0, False)):
+        (tmp_path / "answer").write_text(answer)
+        with (tmp_path / "answer").open() as stdin:
+            monkeypatch.setattr(sys, "stdin", stdin)
+            got = run("delete", GAME.name, "--server", server)
+        assert got.code == code, got.err
+        assert (GAME.name in run("games", "--server", server).out) == left
+    assert "is deleted, with 3 published versions" in got.out
+    again = run("delete", GAME.name, "--yes", "--server", server)
+    assert (again.code, again.out) == (2, "")
+
+
+@pytest.mark.parametrize("command", ["games", "models", "players", "pause", "resume", "delete --yes"])
 @pytest.mark.parametrize("name", ["Nothing-v0", "[bold]", "../..", "a b"])
 def test_a_game_that_the_platform_does_not_have(
     run: Callable[..., Result], server: str, command: str, name: str
 ) -> None:
-    got = run(command, name, "--server", server)
+    got = run(*command.split(), name, "--server", server)
     assert (got.code, got.out) == (2, "")
     assert "there is no" in got.err
     assert name in got.err

@@ -71,7 +71,7 @@ def demo(
 @app.command(
     epilog=_examples(
         "sparring up",
-        "sparring up --data /srv/sparring --host 0.0.0.0 --port 80",
+        "sparring up --data /srv/sparring --host 0.0.0.0 --port 80 --allowed-host play.example.org",
         "sparring up --registry 's3://my-bucket/bots?region=eu-west-1'",
         "sparring up --store 'cassandra://10.0.0.1,10.0.0.2/play?consistency=LOCAL_QUORUM'",
         "sparring up --stream 'kinesis://play?region=eu-central-1' --store cassandra://10.0.0.1/play",
@@ -86,6 +86,10 @@ def up(
         str, typer.Option(help="Address to listen on. There is no access control yet: keep it local.")
     ] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535, help="Port; 0: any free one.")] = 8400,
+    allowed_host: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME", help="A name that players use for this machine, besides its IP; may be repeated."),
+    ] = None,
     algorithm: AlgorithmOption = None,
     publish_every: Annotated[float, typer.Option(min=0.1, help="Seconds between versions.")] = 10.0,
     registry: Annotated[
@@ -138,6 +142,7 @@ def up(
         ready=ready,
         stream=stream,
         ingest=ingest,
+        allowed_hosts=allowed_host or (),
     )
     if not print_address:
         Console().print("Stopped.")
@@ -218,6 +223,17 @@ def _get(server: str, kind: Any, *path: str, query: str = "") -> Any:
         connection.close()
 
 
+def _change(server: str, method: str, *path: str) -> Any:
+    """A change may take a while: the store removes much in small pieces."""
+    from sparring.client.server import Server
+
+    connection = Server(server)
+    try:
+        return connection.request(method, *path, timeout=600.0)
+    finally:
+        connection.close()
+
+
 def _print(renderable: Any) -> None:
     Console().print(renderable)
 
@@ -248,7 +264,7 @@ def games(
                 columns,
                 [
                     (
-                        g.name,
+                        f"{g.name}, paused" if g.paused else g.name,
                         g.schema,
                         g.env or "declared only",
                         str(g.players),
@@ -271,6 +287,42 @@ def games(
     console.print(view(snapshot, server, width=console.width))
     console.print(
         f"observation: {spec.observation}\naction: {spec.action}\nschema: {spec.schema}", highlight=False, markup=False
+    )
+
+
+@app.command(epilog=_examples("sparring pause my-game", "sparring pause my-game --server http://10.0.0.7:8400"))
+def pause(
+    game: Annotated[str, typer.Argument(help="A game of the platform.")], server: ServerOption = DEFAULT_SERVER
+) -> None:
+    """Stop training a game. Its play is still stored, its bots still served."""
+    _change(server, "POST", "games", game, "pause")
+    Console().print(f"{game} is paused: `sparring resume {game}` goes on", highlight=False, markup=False)
+
+
+@app.command(epilog=_examples("sparring resume my-game"))
+def resume(
+    game: Annotated[str, typer.Argument(help="A paused game of the platform.")], server: ServerOption = DEFAULT_SERVER
+) -> None:
+    """Train a paused game again."""
+    _change(server, "POST", "games", game, "resume")
+    Console().print(f"{game} is trained again", highlight=False, markup=False)
+
+
+@app.command(epilog=_examples("sparring delete my-game", "sparring delete my-game --yes"))
+def delete(
+    game: Annotated[str, typer.Argument(help="A game of the platform.")],
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
+    server: ServerOption = DEFAULT_SERVER,
+) -> None:
+    """Delete a game for good: its declaration, its play, its bots and what was learned."""
+    if not yes:
+        typer.confirm(f"Delete {game} at {server}, with all its play and all its bots?", abort=True)
+    answer = _change(server, "DELETE", "games", game).decode(dict[str, Any])
+    versions = answer["versions"]
+    Console().print(
+        f"{game} is deleted, with {versions} published version{'' if versions == 1 else 's'}",
+        highlight=False,
+        markup=False,
     )
 
 
@@ -346,14 +398,13 @@ def players(
     as_json: JsonOption = False,
 ) -> None:
     """List a game's players, show one, or erase one's records."""
-    from sparring.client.server import Server
     from sparring.store.protocol import PlayerStats
     from sparring.terminal import ago, number, table
 
     if erase is not None:
         if not yes:
             typer.confirm(f"Delete every record of {erase!r} in {game}?", abort=True)
-        answer = Server(server).request("DELETE", "games", game, "players", erase).decode(dict[str, int])
+        answer = _change(server, "DELETE", "games", game, "players", erase).decode(dict[str, int])
         Console().print(f"{answer['erased']} fragments erased")
         return
     rows = _get(server, list[PlayerStats], "games", game, "players", query=f"?limit={1000 if player else limit}")

@@ -1,6 +1,6 @@
 """Errors meant for people: what was asked, what was found, what to do. The CLI prints them without a stack trace."""
 
-__all__ = ["InputError", "SparringError", "Unrenderable"]
+__all__ = ["GameError", "InputError", "SparringError", "Unrenderable"]
 
 
 class SparringError(Exception):
@@ -9,6 +9,12 @@ class SparringError(Exception):
 
 class InputError(SparringError):
     """The user's input is wrong: a game, a config, a file, an option. Exit code 2, HTTP 4xx."""
+
+
+class GameError(SparringError):
+    """A game's own code failed. `details` is its traceback, for the run's log."""
+
+    details = ""
 
 
 class Unrenderable(InputError):

@@ -8,11 +8,12 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import msgspec
 
+from sparring import aws_sdk
 from sparring.errors import InputError
 from sparring.gateway.app import create_app, serve
 from sparring.registry.registry import Registry, RegistryError
@@ -26,6 +27,7 @@ __all__ = ["train", "up"]
 
 log = logging.getLogger(__name__)
 STOP_TIMEOUT = 30.0  # seconds that the trainer gets for its last checkpoint, and a batch to end
+TRAINER_LOG, INGEST_LOG = "trainer.log", "ingest.log"
 RESTART_AFTER = 5.0  # seconds before a child that died is started again
 
 
@@ -40,20 +42,25 @@ def up(
     ready: Callable[[str], None] | None = None,
     stream: str | None = None,
     ingest: bool = True,
+    allowed_hosts: Sequence[str] = (),
 ) -> None:
     """Runs until SIGINT or SIGTERM, then stops cleanly; the next `up` on the same directory goes on. `settings`: the
     trainer's, as JSON; none: no trainer. `store` and `registry`: others than the directory's own, by their addresses.
-    With a `stream` uploads go over it to the store; `ingest`: by a job of ours."""
+    With a `stream` uploads go over it to the store; `ingest`: by a job of ours. `allowed_hosts`: names that
+    the gateway answers to, see `gateway.hosts`."""
     published = _registry(data, registry)
     with _locked(data, "lock"), contextlib.ExitStack() as stack:
         if settings is not None:
             stack.enter_context(_locked(data, "trainer.lock"))
+            _require_writable(data / TRAINER_LOG)
+        if stream is not None and ingest:
+            _require_writable(data / INGEST_LOG)
         address = store or str(data / "store.db")
         opened, status = open_store(address), None
         if stream is not None:
             opened, status = _streamed(opened, stream), default_directory(data, stream, address) / "status.json"
         stack.callback(opened.close)
-        app = create_app(opened, published, data / "trainer", stream_status=status)
+        app = create_app(opened, published, data / "trainer", stream_status=status, allowed_hosts=allowed_hosts)
 
         def started(url: str) -> None:
             if settings is not None:  # only now: a port in use must not cost a trainer's start
@@ -86,7 +93,7 @@ def _registry(data: Path, address: str | None) -> Registry:
 
 
 def _streamed(store: Store, address: str) -> Store:
-    stream = Kinesis(address)
+    stream = Kinesis(address, credentials=aws_sdk.credentials)
     stream.summary()  # a wrong address or missing credentials are told now, not with the first upload
     return StreamedStore(store, Producer(stream))
 
@@ -110,13 +117,20 @@ def _locked(data: Path, name: str) -> Iterator[None]:
         yield
 
 
+def _require_writable(log: Path) -> None:
+    try:
+        log.open("ab").close()
+    except OSError as error:
+        raise InputError(f"cannot write {log}: {error.strerror}") from error
+
+
 @contextlib.contextmanager
 def _trainer(data: Path, settings: bytes, store: str | None, registry: str | None) -> Iterator[None]:
     command = [sys.executable, "-m", "sparring.training.live", "--parent", str(os.getpid())]
     command += _trainer_words(data, settings, store, registry)
     # Gateway, players and learner share the cores: a small network gains nothing from more threads than one.
     env = {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": "--xla_cpu_multi_thread_eigen=false"}
-    with _kept(command, data / "trainer.log", env | os.environ):
+    with _kept(command, data / TRAINER_LOG, env | os.environ):
         yield
 
 
@@ -125,7 +139,7 @@ def _ingest(data: Path, stream: str, store: str) -> Iterator[None]:
     directory = default_directory(data, stream, store)
     command = [sys.executable, "-m", "sparring.stream.ingest", "--stream", stream, "--store", store]
     command += ["--directory", str(directory), "--master", "local[2]", "--parent", str(os.getpid())]
-    with _kept(command, data / "ingest.log", dict(os.environ)):
+    with _kept(command, data / INGEST_LOG, dict(os.environ)):
         yield
 
 
@@ -135,17 +149,25 @@ def _kept(command: list[str], log: Path, env: dict[str, str]) -> Iterator[None]:
     stopping = threading.Event()
 
     def keep() -> None:
-        with log.open("ab") as output:
-            while not stopping.is_set():
-                with subprocess.Popen(
-                    command, stdout=output, stderr=output, stdin=subprocess.DEVNULL, start_new_session=True, env=env
-                ) as child:
-                    while child.poll() is None and not stopping.wait(0.2):
-                        continue
-                    if child.poll() is None:
-                        child.terminate()
-                        _wait(child)
-                stopping.wait(RESTART_AFTER)
+        while not stopping.is_set():
+            try:
+                run()
+            except Exception:  # no memory or processes left, for now
+                logging.getLogger("sparring.platform").exception("cannot run %s: trying again", command[2])
+            stopping.wait(RESTART_AFTER)
+
+    def run() -> None:
+        with (
+            log.open("ab") as output,
+            subprocess.Popen(
+                command, stdout=output, stderr=output, stdin=subprocess.DEVNULL, start_new_session=True, env=env
+            ) as child,
+        ):
+            while child.poll() is None and not stopping.wait(0.2):
+                continue
+            if child.poll() is None:
+                child.terminate()
+                _wait(child)
 
     thread = threading.Thread(target=keep, name=f"{log.stem}-keeper")
     thread.start()

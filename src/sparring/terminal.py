@@ -48,8 +48,12 @@ def table(
     if not rows:
         return plain(f"{title}: {empty}", "dim")
     grid = Table(box=None, pad_edge=False, header_style="bold")
-    for name in columns:
-        grid.add_column(name.lstrip(">"), justify="right" if name.startswith(">") else "left", no_wrap=True)
+    widest = max(len(row[0]) for row in rows)  # what the others are about is never cut: other commands ask for it
+    for i, name in enumerate(columns):
+        least = min(widest, 60) if i == 0 else None
+        grid.add_column(
+            name.lstrip(">"), justify="right" if name.startswith(">") else "left", no_wrap=True, min_width=least
+        )
     for row in rows:
         grid.add_row(*(plain(cell) for cell in row))
     return Group(plain(title, "italic"), grid)  # Table's own title would be squeezed to the width of its columns
@@ -121,7 +125,9 @@ def view(snapshot: Snapshot | None, url: str, target: float | None = None, width
         "players", ("name", ">records", ">seen"), [(p.player, number(p.steps), ago(p.last_seen)) for p in s.players[:6]]
     )
     state = f"trainer: {s.trainer.algorithm}, {s.trainer.state}" if s.trainer else "trainer: starting"
-    if s.trainer and s.trainer.exploration is not None:
+    if s.paused:
+        state = "trainer: paused"
+    elif s.trainer and s.trainer.exploration is not None:
         state += f", {number(s.trainer.updates_per_s)} updates/s, exploring {s.trainer.exploration:.0%}"
     body = Group(
         figures,
