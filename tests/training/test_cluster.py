@@ -434,6 +434,15 @@ def test_other_versions_may_not_join(hosts, tmp_path):
     assert ip("netns", "pids", Path(other[1]).name) == ""  # nothing is left of either try
 
 
+def _words_of(process):
+    import psutil
+
+    try:
+        return " ".join(process.cmdline()) + " "
+    except psutil.Error:  # it has ended meanwhile
+        return ""
+
+
 def test_down_stops_what_up_started_and_nothing_else(ray):
     import psutil
 
@@ -441,7 +450,9 @@ def test_down_stops_what_up_started_and_nothing_else(ray):
         port = str(free.getsockname()[1])
     before = {process.pid for process in psutil.process_iter()}
     sparring(*COMMAND, "cluster", "up", "--head", "--port", port, "--cpus", "1")
-    began = [process for process in psutil.process_iter() if process.pid not in before and process.name() == "raylet"]
+    started = [process for process in psutil.process_iter() if process.pid not in before]
+    # Other tests may start a Ray of their own at the same time: ours is the one with our port.
+    began = [process for process in started if f":{port} " in _words_of(process) and process.name() == "raylet"]
     assert began
     assert "stopped" in sparring(*COMMAND, "cluster", "down")
     _, alive = psutil.wait_procs(began, timeout=30)

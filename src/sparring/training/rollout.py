@@ -348,11 +348,17 @@ class Pool:
                 self._replace(worker, f"gave no sign of life for {silent:.0f} s and was killed")
 
     def _ask_where(self, worker: _Worker) -> None:
-        """Its traceback, into its log; given up after a second: it may be beyond answering."""
-        size, until = worker.log.stat().st_size, time.monotonic() + 1.0
+        """Its traceback, into its log, which is written in many pieces; given up after a second: it may be beyond
+        answering."""
+        before = last = worker.log.stat().st_size
+        since, until = time.monotonic(), time.monotonic() + 1.0
         worker.process.send_signal(signal.SIGUSR1)
-        while worker.log.stat().st_size == size and time.monotonic() < until and worker.process.poll() is None:
+        while time.monotonic() < until and worker.process.poll() is None:
             time.sleep(0.02)
+            if (size := worker.log.stat().st_size) != last:
+                last, since = size, time.monotonic()
+            elif last != before and time.monotonic() > since + 0.1:
+                break
         worker.process.kill()
 
     def _replace(self, worker: _Worker, why: str, error: SparringError | None = None) -> None:
@@ -415,7 +421,8 @@ def memory_of(pid: int) -> int:
     return int(found[1]) * 1024 if found else 0
 
 
-def tail(path: Path, lines: int = 15) -> str:
+def tail(path: Path, lines: int = 40) -> str:
+    """The end of a log: a traceback of all threads, and some of what was said before it."""
     try:
         text = path.read_bytes()[-8192:].decode(errors="replace")
     except FileNotFoundError:
