@@ -15,11 +15,12 @@ import pytest
 from aws_server import aws_server
 from botocore.session import Session
 
-from sparring import aws, aws_sdk
-from sparring.aws import Credentials, CredentialsError, credentials, sign
+from sparring.aws import sdk as aws_sdk
+from sparring.aws import sign as aws
+from sparring.aws.kinesis import Kinesis
+from sparring.aws.s3 import Bucket
+from sparring.aws.sign import Credentials, CredentialsError, credentials, sign
 from sparring.errors import InputError, SparringError
-from sparring.registry.s3 import Bucket
-from sparring.stream.kinesis import Kinesis
 
 EXAMPLE = Credentials("AKIDEXAMPLE", "wJalrXUtnFEMI/K7MDENG+bPxRfiCYEXAMPLEKEY")
 TOKEN = (
@@ -491,11 +492,12 @@ def test_a_server_without_the_sdk_has_the_small_chain_and_is_told_what_to_instal
 def test_a_game_has_the_small_chain_whatever_is_installed(profiles: Path) -> None:
     """Its own process: what it imports shows. A server's, the same stream by its command, goes by the SDK."""
     code = (
-        "import sys; from sparring.stream.client import StreamServer; from sparring.stream.kinesis import Kinesis\n"
+        "import sys; from sparring.client.transports.kinesis import StreamServer\n"
+        "from sparring.aws.kinesis import Kinesis\n"
         "stream = Kinesis('kinesis://play')\n"
         "try: stream._credentials()\n"
         "except Exception as error: print(stream.region, type(error).__name__, 'assumes a role' in str(error))\n"
-        "print([m for m in ('botocore', 'sparring.aws_sdk') if m in sys.modules])"
+        "print([m for m in ('botocore', 'sparring.aws.sdk') if m in sys.modules])"
     )
     env = {**os.environ, "AWS_PROFILE": "games", "AWS_ENDPOINT_URL_STS": "http://127.0.0.1:9"}
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=env)
@@ -538,5 +540,5 @@ def _partitions(session: Session) -> list[Any]:
 
 def test_it_is_light() -> None:
     heavy = {"boto3", "botocore", "obstore", "numpy", "msgspec"}
-    code = f"import sys, sparring.aws; print(sorted({heavy!r} & set(sys.modules)))"
+    code = f"import sys, sparring.aws.sign; print(sorted({heavy!r} & set(sys.modules)))"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"

@@ -23,7 +23,8 @@ import urllib3
 from aws_server import aws_server
 from s3_server import ENVIRONMENT, S3Server
 
-from sparring import aws
+from sparring.aws import sign as aws
+from sparring.aws.s3 import BLOCK, Bucket
 from sparring.client import Client, Unavailable, public_bot
 from sparring.errors import InputError
 from sparring.games import Box, Discrete, Game
@@ -33,7 +34,6 @@ from sparring.networks.spec import Dense, QValues
 from sparring.registry import registry as module
 from sparring.registry.manifest import Manifest
 from sparring.registry.registry import Registry, RegistryError
-from sparring.registry.s3 import BLOCK, Bucket
 from sparring.store.memory import MemoryStore
 
 pytestmark = pytest.mark.real

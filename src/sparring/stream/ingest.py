@@ -32,13 +32,13 @@ from pyspark.sql.datasource import InputPartition
 from pyspark.sql.streaming.query import StreamingQuery
 from pyspark.sql.types import StructType
 
-from sparring import aws_sdk
 from sparring.api import StreamStatus
+from sparring.aws import sdk as aws_sdk
+from sparring.aws.kinesis import Kinesis
 from sparring.client.spool import write_whole
 from sparring.errors import InputError, SparringError
 from sparring.store import open_store
 from sparring.store.protocol import Store
-from sparring.stream.kinesis import Kinesis
 from sparring.stream.sink import Result, Sink
 from sparring.stream.source import KinesisReader, KinesisSource, Positions, Reached
 

@@ -20,8 +20,8 @@ from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPart
 from pyspark.sql.streaming.datasource import ReadLimit
 from pyspark.sql.types import StructType
 
-from sparring import aws_sdk
-from sparring.stream.kinesis import IteratorExpired, Kinesis, Page, PositionUnknown, Record
+from sparring.aws import sdk as aws_sdk
+from sparring.aws.kinesis import IteratorExpired, Kinesis, Page, PositionUnknown, Record
 
 __all__ = ["KinesisReader", "KinesisSource", "Mark", "Positions", "Reached"]
 

@@ -5,9 +5,9 @@ from typing import Any
 
 from sparring.errors import SparringError
 from sparring.experience import Fragment, wire
+from sparring.experiment import Resources
+from sparring.rollout import ray_pool as cluster
 from sparring.store import open_store
-from sparring.training import cluster
-from sparring.training.experiment import Resources
 
 __all__ = ["load"]
 

@@ -10,16 +10,16 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
+from sparring.algorithms.replay import END, TERMINAL, Replay, encode_action, encode_obs
+from sparring.algorithms.trajectories import Trajectories
 from sparring.errors import InputError
-from sparring.experience.replay import END, TERMINAL, Replay, encode_action, encode_obs
-from sparring.experience.trajectories import Trajectories
+from sparring.experiment import Experiment
 from sparring.games import Box
 from sparring.games.spec import Array
-from sparring.training.experiment import Experiment
+from sparring.rollout.pool import Block, Source, load_cluster, open_source, plan_for
+from sparring.runs.metrics import Episodes, Phases, Row
 from sparring.training.learner import Learner
-from sparring.training.metrics import Episodes, Phases, Row
 from sparring.training.protocol import States, Trainee
-from sparring.training.rollout import Block, Source, load_cluster, open_source, plan_for
 
 __all__ = ["OffPolicy", "OnPolicy", "States", "Trainee"]
 

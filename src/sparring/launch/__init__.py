@@ -1,0 +1,1 @@
+"""Where trainings run: nodes of a cluster."""
