@@ -20,10 +20,10 @@ import numpy as np
 
 from sparring.launch.ray_cluster import cause, connect, ray
 from sparring.runs.run import Run, is_run
+from sparring.search_space import Axis, Values
 from sparring.sweep.journal import ENDED, Begun, Copied, Journal, Standing, directory, trial_name
 from sparring.sweep.plan import Sweep
 from sparring.sweep.room import Node, learner_gpus, require_room
-from sparring.sweep.space import Axis, Values
 from sparring.sweep.trial import Task, Trial
 from sparring.training.loop import asked_to_stop
 
