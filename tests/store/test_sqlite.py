@@ -18,10 +18,10 @@ from sparring.errors import InputError, SparringError
 from sparring.experience import Fragment
 from sparring.games import Game
 from sparring.store import Outcome, StoreBusy
-from sparring.store import erasing as erasing_module
-from sparring.store import tables as tables_module
-from sparring.store import writer as writer_module
 from sparring.store.sqlite import SqliteStore
+from sparring.store.sqlite import erasing as erasing_module
+from sparring.store.sqlite import tables as tables_module
+from sparring.store.sqlite import writer as writer_module
 
 STORED = Outcome.STORED
 
@@ -390,7 +390,7 @@ class TestReaders:
         assert sorted(f.id for f in seen[0]) == sorted(batch[0].id for batch in batches)
 
     def test_large_fragments_come_in_several_answers(self, store: SqliteStore, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr("sparring.store.sqlite.ANSWER", 20_000)
+        monkeypatch.setattr("sparring.store.sqlite.sqlite_store.ANSWER", 20_000)
         sent = [fragment(500) for _ in range(10)]
         store.append(sent)
         assert len(store.tail("pole").fragments) == 2

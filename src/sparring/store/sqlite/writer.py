@@ -14,10 +14,10 @@ from typing import Any, Generic, TypeVar
 import msgspec
 
 from sparring.errors import InputError, SparringError
-from sparring.store import erasing, pages, tables
 from sparring.store.arrival import Submission
 from sparring.store.protocol import Outcome, StoreBusy, StoreFull
-from sparring.store.tables import Refusal
+from sparring.store.sqlite import erasing, pages, tables
+from sparring.store.sqlite.tables import Refusal
 
 __all__ = ["Writer"]
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from sparring.experience import Fragment
 from sparring.store.arrival import Submission, decode, refusal
-from sparring.store.tables import MODEL, PLACES, PLAYER, digest, find_game, find_player, note, tallies
+from sparring.store.sqlite.tables import MODEL, PLACES, PLAYER, digest, find_game, find_player, note, tallies
 
 __all__ = ["discard", "doom", "erase", "raze", "unfinished"]
 

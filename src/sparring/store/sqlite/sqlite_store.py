@@ -15,7 +15,6 @@ import numpy as np
 from sparring.errors import InputError, SparringError
 from sparring.experience import Fragment
 from sparring.games import Game
-from sparring.store import erasing, tables
 from sparring.store.arrival import Submission, decode, failed, refusal, stripes
 from sparring.store.protocol import (
     Episode,
@@ -28,8 +27,9 @@ from sparring.store.protocol import (
     Tail,
     VersionStats,
 )
-from sparring.store.tables import GAME, MODEL, PLACES, PLAYER, find_game
-from sparring.store.writer import Writer
+from sparring.store.sqlite import erasing, tables
+from sparring.store.sqlite.tables import GAME, MODEL, PLACES, PLAYER, find_game
+from sparring.store.sqlite.writer import Writer
 
 __all__ = ["SqliteStore"]
 

@@ -23,9 +23,9 @@ import msgspec
 from sparring.errors import InputError, SparringError
 from sparring.experience import Fragment, new_id
 from sparring.games import Game
-from sparring.store import pages
 from sparring.store.arrival import Submission, Unfinished, decode, require_same, same
 from sparring.store.protocol import NotRegistered, Outcome, StoreFull
+from sparring.store.sqlite import pages
 
 __all__ = [
     "GAME",
