@@ -18,9 +18,8 @@ from sparring.errors import InputError, SparringError
 from sparring.experience import Fragment
 from sparring.games import Game
 from sparring.store import Outcome, StoreBusy
-from sparring.store.sqlite import SqliteStore
+from sparring.store.sqlite import SqliteStore, connection, fragment_table, quarantine_table, tables
 from sparring.store.sqlite import erasing as erasing_module
-from sparring.store.sqlite import tables as tables_module
 from sparring.store.sqlite import writer as writer_module
 
 STORED = Outcome.STORED
@@ -123,8 +122,8 @@ class TestFile:
         store.append([fragment(100) for _ in range(200)])
         store.close()
         with path.open("r+b") as file:
-            file.seek(4 * tables_module.PAGE)
-            file.write(b"\xff" * (path.stat().st_size - 4 * tables_module.PAGE))
+            file.seek(4 * tables.PAGE)
+            file.write(b"\xff" * (path.stat().st_size - 4 * tables.PAGE))
         with closing(SqliteStore(path, readonly=True)) as broken, pytest.raises(SparringError, match="cannot be used"):
             everything(broken)
 
@@ -198,7 +197,7 @@ class TestReadonly:
                     assert other.games() == [POLE]
 
     def test_but_not_for_ever(self, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(tables_module, "PATIENCE", 0.1)
+        monkeypatch.setattr(connection, "PATIENCE", 0.1)
         path.touch()
         with pytest.raises(InputError, match="is empty"):
             SqliteStore(path, readonly=True)
@@ -269,14 +268,14 @@ class TestGroupCommit:
     def test_an_error_nobody_thought_of_fails_its_own_submission_and_the_thread_goes_on(
         self, path: Path, store: SqliteStore, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
     ) -> None:
-        append = tables_module.append
+        append = fragment_table.append
 
         def breaks(db: sqlite3.Connection, ledger: Any, submissions: Any, now: float) -> Any:
             if any(f.id == "poison" for s in submissions for f in s.fragments):
                 raise ZeroDivisionError("nobody thought of it")
             return append(db, ledger, submissions, now)
 
-        monkeypatch.setattr(tables_module, "append", breaks)
+        monkeypatch.setattr(fragment_table, "append", breaks)
         with held(path):
             futures = [store.submit([fragment()]) for _ in range(5)]
             bad = store.submit([fragment(id="poison")])
@@ -604,7 +603,7 @@ class TestErased:
 
 class TestQuarantine:
     def test_only_the_newest_are_kept(self, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(tables_module, "QUARANTINE", 10)
+        monkeypatch.setattr(quarantine_table, "QUARANTINE", 10)
         with closing(SqliteStore(path)) as store:
             store.register(POLE)
             for i in range(35):

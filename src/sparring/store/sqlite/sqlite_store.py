@@ -1,5 +1,5 @@
-"""The embedded store: one SQLite file, a row per fragment. Writing is `writer`'s (group commit, one thread), the tables
-are in `tables`; here is what callers see, and reading: any number of threads and processes, at any time (WAL)."""
+"""The embedded store: one SQLite file, a row per fragment. Writing is `writer`'s (group commit, one thread);
+here is what callers see, and reading: any number of threads and processes, at any time (WAL)."""
 
 import os
 import sqlite3
@@ -27,8 +27,9 @@ from sparring.store.protocol import (
     Tail,
     VersionStats,
 )
-from sparring.store.sqlite import erasing, tables
-from sparring.store.sqlite.tables import GAME, MODEL, PLACES, PLAYER, find_game
+from sparring.store.sqlite import connection, erasing, game_table, quarantine_table, tables
+from sparring.store.sqlite.game_table import find_game
+from sparring.store.sqlite.tables import GAME, MODEL, PLACES, PLAYER
 from sparring.store.sqlite.writer import Writer
 
 __all__ = ["SqliteStore"]
@@ -44,7 +45,8 @@ class SqliteStore:
         self._lock = threading.Lock()
         self._closed = False
         self._writer = None if readonly else Writer(self.path)
-        self._idle = [tables.open_reader(self.path)] if readonly else []  # connections that no thread reads with now
+        # Connections that no thread reads with now.
+        self._idle = [connection.open_reader(self.path)] if readonly else []
 
     def close(self) -> None:
         """Writes what was submitted, then closes. Twice is fine."""
@@ -57,7 +59,7 @@ class SqliteStore:
             db.close()
 
     def register(self, game: Game) -> None:
-        self._writing().call(lambda db: tables.register(db, game))
+        self._writing().call(lambda db: game_table.register(db, game))
 
     def append(self, fragments: Sequence[Fragment]) -> list[Outcome]:
         return self._writing().append(Submission(fragments))
@@ -73,7 +75,7 @@ class SqliteStore:
 
     def quarantine_from(self, source: str, totals: Mapping[str, int], newest: Sequence[Refused]) -> None:
         notes = [refusal(r.game, r.player, r.id, r.reason) for r in newest]
-        self._writing().call(lambda db: tables.note_from(db, source, totals, notes))
+        self._writing().call(lambda db: quarantine_table.note_from(db, source, totals, notes))
 
     def erase(self, game: str, player: str) -> int:
         """Some at a time, so that appends get through in between; then the bytes are removed from the files too."""
@@ -236,11 +238,11 @@ class SqliteStore:
             if self._closed:
                 raise SparringError(f"the store {self.path} is closed")
             db = self._idle.pop() if self._idle else None
-        db = db or tables.open_reader(self.path)
+        db = db or connection.open_reader(self.path)
         try:
             yield db
         except sqlite3.Error as error:
-            raise tables.trouble(self.path, error) from error
+            raise connection.trouble(self.path, error) from error
         except msgspec.MsgspecError as error:
             raise SparringError(f"the store {self.path} holds a damaged fragment: {error}") from error
         finally:
