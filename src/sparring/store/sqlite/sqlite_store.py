@@ -206,9 +206,10 @@ class SqliteStore:
     def players(self, game: str, limit: int = 100) -> list[PlayerStats]:
         with self._reading() as db:
             rows = db.execute(
-                "SELECT name, fragments, steps, last_seen FROM tally WHERE game = ? AND kind = ?"
+                # The kind is written out: SQLite takes the index player_seen only when it can see that it applies.
+                f"SELECT name, fragments, steps, last_seen FROM tally WHERE game = ? AND kind = '{PLAYER}'"
                 " ORDER BY last_seen DESC LIMIT ?",
-                (find_game(db, game).key, PLAYER, limit),
+                (find_game(db, game).key, limit),
             )
             return [PlayerStats(*row) for row in rows]
 

@@ -65,6 +65,14 @@ UPGRADES = {
     ),
 }
 
+# Not in UPGRADES: there are files of format 2 without these, and an older Sparring can do without them.
+ADDED = (
+    # Names of deleted games that were not declared again.
+    "CREATE TABLE IF NOT EXISTS deleted (key INTEGER PRIMARY KEY, name TEXT NOT NULL UNIQUE)",
+    # The most recently seen players, without a look at all of them. Of players alone: an append then changes one entry.
+    "CREATE INDEX IF NOT EXISTS player_seen ON tally (game, last_seen) WHERE kind = 'player'",
+)
+
 GAME, PLAYER, MODEL, SOURCE = "game", "player", "model", "source"  # kinds of tally; of a source: what it refused
 
 
@@ -77,8 +85,8 @@ def upgrade(db: sqlite3.Connection, version: int) -> None:
     for later in range(max(version, 1) + 1, VERSION + 1):
         for statement in UPGRADES[later]:
             db.execute(statement)
-    # Names of deleted games that were not declared again. Not in UPGRADES: there are files of format 2 without it.
-    db.execute("CREATE TABLE IF NOT EXISTS deleted (key INTEGER PRIMARY KEY, name TEXT NOT NULL UNIQUE)")
+    for statement in ADDED:
+        db.execute(statement)
     db.execute(f"PRAGMA user_version = {VERSION}")
 
 
