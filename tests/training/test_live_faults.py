@@ -674,3 +674,31 @@ def test_an_evaluation_without_end_does_not_hold_up_learning(tmp_path: Path, mon
     run_dry(trainer)
     assert "not simulated: 10 episodes of CartPole-v1 take longer than 0.2 s" in trainer.status("training").state
     assert trainer.registry.latest(trainer.game.name) is not None
+
+
+def test_a_game_whose_declaration_cannot_be_read_any_more_keeps_what_was_learned(
+    platform: Platform, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sparring.training.live.LIST_EVERY", 0.0)
+    roster = Roster(platform.data, platform.store, platform.registry, settings(), str(platform.data / "store.db"))
+    for game in (LARGER, msgspec.structs.replace(LARGER, name="other")):
+        platform.store.register(game)
+        platform.store.append(played(game, 20))
+    drive(roster, lambda: platform.version("larger")() and platform.version("other")())
+
+    def declare(spec: bytes) -> None:
+        with sqlite3.connect(platform.data / "store.db", timeout=20) as db:
+            db.execute("UPDATE game SET spec = ? WHERE name = 'larger'", (spec.decode(),))
+
+    declare(b"{")
+    drive(roster, platform.says("larger", "declaration cannot be read"))
+    assert roster.places["larger"].trainer is None
+    learned = platform.status("larger")["updates"]
+    assert learned > 0
+    other = platform.status("other")["updates"]
+    platform.store.append(played(msgspec.structs.replace(LARGER, name="other"), 20))
+    drive(roster, lambda: platform.status("other")["updates"] > other)
+    declare(LARGER.to_json())
+    platform.store.append(played(LARGER, 20))
+    drive(roster, lambda: platform.status("larger")["updates"] > learned)
+    roster.stop()

@@ -30,6 +30,7 @@ class Games:
         self._store = store
         self._budget = budget
         self._known: dict[str, Game] = {}
+        self._unreadable: dict[str, str] = {}  # games that are stored, but cannot be used: why
         self._next: asyncio.Task[list[Game]] | None = None  # a look that has not begun yet
         self._looking = asyncio.Lock()
         self._rested = 0.0  # when the next look may begin
@@ -41,6 +42,7 @@ class Games:
             await self.all()  # another process may have registered it
             game = self._known.get(name)
         if game is None:
+            self._require_readable(name)
             raise Refusal(
                 404, f"there is no game {name[:100]!r} here: see GET /v1/games, or register it with PUT /v1/games/NAME"
             )
@@ -60,16 +62,29 @@ class Games:
             self._next = None  # who asks from now on wants to know what comes after this one
             begin = time.monotonic()
             try:
-                games = await asyncio.to_thread(self._store.games)
+                games, unreadable = await asyncio.to_thread(self._read)
             finally:
                 now = time.monotonic()
                 self._rested = now + min(REST * (now - begin), MAX_REST)
-            self._known = {game.name: game for game in games}
+            self._known, self._unreadable = {game.name: game for game in games}, unreadable
             return games
+
+    def _read(self) -> tuple[list[Game], dict[str, str]]:
+        return self._store.games(), self._store.unreadable()
+
+    async def has(self, name: str) -> bool:
+        """Whether it is registered, also if its declaration cannot be read."""
+        return name in {game.name for game in await self.all()} or name in self._unreadable
+
+    def _require_readable(self, name: str) -> None:
+        """A 503 otherwise: clients keep their play until the game can be used again."""
+        if name in self._unreadable:
+            raise Refusal(503, self._unreadable[name], headers={"retry-after": "60"})
 
     def forget(self, name: str) -> None:
         """It was deleted."""
         self._known.pop(name, None)
+        self._unreadable.pop(name, None)
 
     async def put(self, request: Request) -> Response:
         name = request.path_params["game"]
@@ -84,6 +99,7 @@ class Games:
                 if known[name].schema != game.schema:
                     raise Refusal(409, _difference(known[name], game))
                 return answer(known[name])
+            self._require_readable(name)
             _require_room(known, game)
             try:
                 await asyncio.to_thread(self._store.register, game)

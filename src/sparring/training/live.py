@@ -136,6 +136,7 @@ class Roster:
     def _list(self) -> None:
         try:
             games, paused = {game.name: game for game in self.store.games()}, self.store.paused()
+            unreadable = self.store.unreadable()
         except StoreAway:
             raise
         except SparringError as error:  # those that are known go on
@@ -145,7 +146,10 @@ class Roster:
             return
         self.unlisted = ""
         for name in self.places.keys() - games.keys():
-            self._remove(self.places.pop(name), "deleted")
+            if name in unreadable:  # not deleted: what was learned stays
+                self._set_aside(self.places[name], unreadable[name])
+            else:
+                self._remove(self.places.pop(name), "deleted")
         for name, game in games.items():
             place = self.places.get(name)
             if place is not None and place.game != game:  # deleted, and declared anew
@@ -164,6 +168,14 @@ class Roster:
             log.error("%s was %s, but %s cannot be removed: remove it", place.game.name, why, place.directory)
         else:
             log.info("%s was %s: what was learned of it is removed", place.game.name, why)
+
+    def _set_aside(self, place: Place, why: str) -> None:
+        """A game whose declaration cannot be read any more: no turns until it can."""
+        state = f"failed: {why}"
+        if place.trainer is not None:
+            self._unload(place, state)
+        place.paused = True
+        self._tell(place, state)
 
     def _pause(self, place: Place, paused: bool) -> None:
         if paused and place.trainer is not None:

@@ -6,6 +6,7 @@ from typing import NamedTuple
 from sparring.experience import new_id
 from sparring.games import Game
 from sparring.store.arrival import require_same
+from sparring.store.declarations import read_declaration
 from sparring.store.sqlite.tables import GAME
 
 __all__ = ["Shelf", "find_game", "register"]
@@ -14,7 +15,7 @@ __all__ = ["Shelf", "find_game", "register"]
 def register(db: sqlite3.Connection, game: Game) -> None:
     row = db.execute("SELECT spec FROM game WHERE name = ?", (game.name,)).fetchone()
     if row is not None:
-        require_same(Game.from_json(row[0]), game)
+        require_same(read_declaration(game.name, row[0]), game)
         return
     (key,) = db.execute(
         "SELECT 1 + max(ifnull((SELECT max(key) FROM game), 0), ifnull(max(key), 0)) FROM doomed"

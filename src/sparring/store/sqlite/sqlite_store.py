@@ -16,6 +16,7 @@ from sparring.errors import InputError, SparringError
 from sparring.experience import Fragment
 from sparring.games import Game
 from sparring.store.arrival import Submission, decode, failed, refusal, stripes
+from sparring.store.declarations import Declarations
 from sparring.store.protocol import (
     Episode,
     NotRegistered,
@@ -44,6 +45,7 @@ class SqliteStore:
         self.path = Path(path)
         self._lock = threading.Lock()
         self._closed = False
+        self._declarations = Declarations(self.path)
         self._writer = None if readonly else Writer(self.path)
         # Connections that no thread reads with now.
         self._idle = [connection.open_reader(self.path)] if readonly else []
@@ -141,8 +143,15 @@ class SqliteStore:
         return self._writer
 
     def games(self) -> list[Game]:
+        return self._declared()[0]
+
+    def unreadable(self) -> dict[str, str]:
+        return self._declared()[1]
+
+    def _declared(self) -> tuple[list[Game], dict[str, str]]:
         with self._reading() as db:
-            return [Game.from_json(spec) for (spec,) in db.execute("SELECT spec FROM game ORDER BY name")]
+            rows = db.execute("SELECT name, spec FROM game ORDER BY name").fetchall()
+        return self._declarations.read(rows)
 
     def tail(self, game: str, after: int = 0, limit: int = 1000) -> Tail:
         with self._reading() as db:
