@@ -3,7 +3,6 @@
 import asyncio
 import time
 
-import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -11,16 +10,12 @@ from sparring.errors import InputError
 from sparring.games import Game
 from sparring.games.spec import NAME
 from sparring.gateway.http import JSON, Budget, Refusal, answer, media_type, read_body
+from sparring.store.declarations import ADVICE, MAX_DECLARATION, DeclarationTooLarge, NoRoom, Room
 from sparring.store.protocol import Store
 
 __all__ = ["Games"]
 
-# Of declarations. One takes twenty times its bytes in memory, and 70 µs a KiB each time that the games are read.
-MAX_DECLARATION = 64 << 10  # without spaces and line breaks
-MAX_BODY = 4 * MAX_DECLARATION  # with them
-MAX_GAMES = 1000
-MAX_DECLARATIONS = 4 << 20  # bytes of all of them
-ADVICE = "give one bound for all elements instead of a list of them, and fewer fields"
+MAX_BODY = 4 * MAX_DECLARATION  # with spaces and line breaks
 REST = 9  # a look at the store's games is followed by a rest of so many times what it took, …
 MAX_REST = 1.0  # … at most so many seconds
 
@@ -100,9 +95,13 @@ class Games:
                     raise Refusal(409, _difference(known[name], game))
                 return answer(known[name])
             self._require_readable(name)
-            _require_room(known, game)
             try:
+                Room(known.values(), len(self._unreadable)).require(game)
                 await asyncio.to_thread(self._store.register, game)
+            except DeclarationTooLarge as error:
+                raise Refusal(413, str(error)) from error
+            except NoRoom as error:
+                raise Refusal(507, str(error)) from error
             except InputError as error:  # another client was faster, with other spaces
                 raise Refusal(409, str(error)) from error
             await self.all()
@@ -110,19 +109,6 @@ class Games:
 
     async def show(self, request: Request) -> Response:
         return answer(await self.get(request.path_params["game"]))
-
-
-def _require_room(known: dict[str, Game], game: Game) -> None:
-    size, full = len(msgspec.json.encode(game)), ""
-    if size > MAX_DECLARATION:
-        raise Refusal(413, f"the declaration has {size} bytes, at most {MAX_DECLARATION} are allowed: {ADVICE}")
-    size += sum(len(msgspec.json.encode(other)) for other in known.values())
-    if len(known) >= MAX_GAMES:
-        full = f"this platform has {len(known)} games, and takes no more"
-    elif size > MAX_DECLARATIONS:
-        full = f"the games' declarations would take {size} bytes, at most {MAX_DECLARATIONS} are allowed"
-    if full:
-        raise Refusal(507, f"{full}: delete games that nobody plays (`sparring delete GAME`), or run another platform")
 
 
 def _difference(known: Game, asked: Game) -> str:
