@@ -702,3 +702,55 @@ def test_a_game_whose_declaration_cannot_be_read_any_more_keeps_what_was_learned
     platform.store.append(played(LARGER, 20))
     drive(roster, lambda: platform.status("larger")["updates"] > learned)
     roster.stop()
+
+
+# The lag: fragments that are stored and not taken in yet
+
+
+def lagging(tmp_path: Path) -> GameTrainer:
+    """Has taken in 20 fragments, 10 of each player's; 7 of bob's and 5 of alice's came since."""
+    trainer = in_process(tmp_path, LARGER)
+    for player in ("alice", "bob"):
+        trainer.store.append(played(LARGER, 10, player))
+    run_dry(trainer)
+    assert trainer.status("").lag == 0
+    trainer.store.append(played(LARGER, 7, "bob"))
+    trainer.store.append(played(LARGER, 5))
+    assert trainer.status("").lag == 12
+    return trainer
+
+
+def test_the_lag_is_right_after_an_erasure(tmp_path: Path) -> None:
+    trainer = lagging(tmp_path)
+    assert trainer.store.erase("larger", "bob") == 17
+    trainer._look_for_erasures()
+    assert trainer.status("").lag == 5
+    trainer.store.append(played(LARGER, 3, "eve"))
+    assert trainer.status("").lag == 8
+    run_dry(trainer)
+    assert trainer.status("").lag == 0
+    trainer.store.append(played(LARGER, 4))
+    assert trainer.status("").lag == 4
+
+
+def test_the_lag_is_right_after_an_erasure_while_the_trainer_was_away(tmp_path: Path) -> None:
+    trainer = lagging(tmp_path)
+    trainer.checkpoint()
+    trainer.store.erase("larger", "bob")
+    again = in_process(tmp_path, LARGER, trainer.store)
+    assert again.status("").lag == 5
+
+
+def test_with_more_to_take_in_than_is_counted_the_lag_is_right_when_it_has_caught_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sparring.training.gametrainer.COUNTED", 4)
+    monkeypatch.setattr("sparring.training.gametrainer.PAGE", 2)
+    trainer = lagging(tmp_path)
+    trainer.store.erase("larger", "bob")
+    trainer._look_for_erasures()
+    assert 4 <= trainer.status("").lag <= 5
+    run_dry(trainer)
+    assert trainer.status("").lag == 0
+    trainer.store.append(played(LARGER, 9))
+    assert trainer.status("").lag == 9
