@@ -9,6 +9,7 @@ from pathlib import Path
 from sparring.errors import InputError
 from sparring.store.protocol import (
     Episode,
+    GameUnreadable,
     NotRegistered,
     Outcome,
     PlayerStats,
@@ -24,6 +25,7 @@ from sparring.store.protocol import (
 
 __all__ = [
     "Episode",
+    "GameUnreadable",
     "NotRegistered",
     "Outcome",
     "PlayerStats",

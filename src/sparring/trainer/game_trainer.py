@@ -34,6 +34,7 @@ log = logging.getLogger("sparring.trainer")
 
 TURN = 0.25  # seconds of learning before looking at the store again
 PAGE = 2000  # fragments that are taken in at once
+COUNTED = 10_000  # fragments not taken in yet that are counted one by one, after an erasure
 PUBLISH_AGAIN = 5.0, 300.0  # seconds until a publication that failed is tried again: at first, and at most
 STATUS_AFTER = 5.0  # seconds without an update until the trainer says that it waits
 EVALUATION_LIMIT = 20.0  # seconds for a look at how good a policy is: other games wait meanwhile
@@ -90,6 +91,7 @@ class GameTrainer:
         self.learner = create(algorithm, settings.seed, settings.window_bytes)
         self.simulated, self.unsimulated = game.env is not None, ""  # why not, for people
         self.cursor = 0
+        self.passed = 0  # fragments that the store has up to the cursor: what was erased is not among them
         self.erasure, self.registration = store.erasure(game.name), store.registration(game.name)
         self.evaluation: float | None = None
         self.published: Manifest | None = None
@@ -131,6 +133,8 @@ class GameTrainer:
             log.warning("%s: its checkpoint is of no use, learning begins anew: %s", self.game.name, why)
             return
         self.cursor, self.considered = meta["cursor"], meta["considered"]
+        self.passed = meta.get("passed", self.learner.fragments)
+        self._recount()
         self._refill(meta["window_start"])
         log.info("%s: going on at %s updates, %s steps", self.game.name, self.learner.updates, self.learner.steps)
 
@@ -155,7 +159,8 @@ class GameTrainer:
 
     def _state(self) -> tuple[dict[str, Any], dict[str, Any]]:
         arrays, meta = self.learner.save()
-        return arrays, meta | {"cursor": self.cursor, "considered": self.considered, "registration": self.registration}
+        ours = {"cursor": self.cursor, "passed": self.passed, "considered": self.considered}
+        return arrays, meta | ours | {"registration": self.registration}
 
     def checkpoint(self) -> None:
         checkpoint.save(self.directory / "checkpoint", *self._state())
@@ -176,7 +181,7 @@ class GameTrainer:
         tail = self.store.tail(self.game.name, self.cursor, PAGE)
         if tail.fragments:
             self.learner.take(tail.fragments, self.cursor)
-            self.cursor = tail.cursor
+            self.cursor, self.passed = tail.cursor, self.passed + len(tail.fragments)
         made = self.learner.learn(TURN)
         if (made or tail.fragments) and (why := self.learner.problem()) is not None:
             self._recover(before, why)
@@ -212,8 +217,28 @@ class GameTrainer:
         if mark == self.erasure:
             return
         self._reload(self.learner.window_start, renew=True)
+        self._recount()
         self.erasure = mark
         log.info("%s: play was erased; the recent play was read anew", self.game.name)
+
+    def _recount(self) -> None:
+        """What was erased may lie before the cursor or after it: `passed` follows from what is left after it. Of more
+        than COUNTED the rest is not counted; then `lag` may be too low until the trainer has caught up."""
+        total, after, behind = self.store.stats(self.game.name).fragments, self.cursor, 0
+        while behind < COUNTED:
+            tail = self.store.tail(self.game.name, after, PAGE)
+            if not tail.fragments:
+                self.passed = total - behind
+                return
+            after, behind = tail.cursor, behind + len(tail.fragments)
+        self.passed = min(self.passed, total - behind)
+
+    def _lag(self) -> int:
+        """Fragments that are stored and not taken in yet."""
+        total = self.store.stats(self.game.name).fragments
+        if self.store.tail(self.game.name, -1).cursor == self.cursor:  # asked after the total, which has nothing more
+            self.passed = total
+        return max(total - self.passed, 0)
 
     def _reload(self, start: int, renew: bool = False) -> None:
         self.learner.forget(renew)
@@ -225,7 +250,7 @@ class GameTrainer:
         end, (arrays, meta) = self.cursor, sound
         log.warning("%s: learning diverged (%s): back to the state before", self.game.name, why)
         self.learner.restore(arrays, meta)
-        self.cursor = meta["cursor"]
+        self.cursor, self.passed = meta["cursor"], meta["passed"]
         found = culprits.find(
             self.learner,
             lambda: (fragments for _, fragments in self._between(meta["window_start"], end)),
@@ -387,7 +412,7 @@ class GameTrainer:
             updates=learner.updates,
             updates_per_s=self.rate,
             steps=learner.steps,
-            lag=max(self.store.stats(self.game.name).fragments - learner.fragments, 0),
+            lag=self._lag(),
             window=learner.window,
             window_bytes=learner.window_bytes,
             loss=next((value for name, value in learner.metrics.items() if name.startswith("loss/")), None),

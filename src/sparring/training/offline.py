@@ -9,7 +9,7 @@ from sparring.experience import Fragment
 from sparring.experiment import Experiment
 from sparring.games import Game
 from sparring.runs.metrics import Row
-from sparring.store import Store, open_store
+from sparring.store import GameUnreadable, Store, open_store
 from sparring.training.trainee import OffPolicy, States
 
 __all__ = ["Offline", "recorded_play"]
@@ -17,6 +17,8 @@ __all__ = ["Offline", "recorded_play"]
 
 def recorded_play(store: Store, game: Game, experiment: Experiment) -> Iterator[Fragment]:
     """Everything of the game; InputError where there is none. On a cluster several readers bring it together."""
+    if why := store.unreadable().get(game.name):
+        raise GameUnreadable(why)
     schemas = {found.name: found.schema for found in store.games()}
     if schemas.get(game.name) != game.schema:
         names = ", ".join(schemas) or "none"
