@@ -8,7 +8,7 @@ SYSTEM = chromium=chromium chromium=fonts-dejavu-core ip=iproute2 java=openjdk-1
 # Company proxies have certificates of their own.
 export UV_SYSTEM_CERTS = true
 
-.PHONY: demo test check lint types lock bench peers clean
+.PHONY: demo test check lint types docs lock bench peers clean
 
 demo: .venv/.platform
 	.venv/bin/sparring demo
@@ -25,6 +25,9 @@ lint: .venv/.dev
 
 types: .venv/.dev
 	.venv/bin/mypy
+
+docs: .venv/.dev  ## the site, in site/
+	.venv/bin/zensical build --strict --clean
 
 bench: .venv/.dev  ## the figures of docs/benchmarks.md; the machine should have nothing else to do
 	for name in store cassandra_store ingest client; do .venv/bin/python benchmarks/$$name.py || exit 1; done
@@ -65,4 +68,4 @@ lock: .venv/.uv  ## refresh the pinned versions after a change of pyproject.toml
 	@touch $@
 
 clean:
-	rm -rf .venv .venv-peers .sparring
+	rm -rf .venv .venv-peers .sparring .cache site
