@@ -1,7 +1,9 @@
 """The documentation: the site builds without a warning, loads nothing from elsewhere, and no link is broken, neither on
 the site nor between the files as a forge shows them."""
 
+import importlib
 import itertools
+import os
 import re
 import shutil
 import subprocess
@@ -28,13 +30,14 @@ def copied(folder: Path) -> Path:
     """All that the site is made of. The site goes where its configuration is."""
     shutil.copy(ROOT / "zensical.toml", folder)
     shutil.copytree(ROOT / "docs", folder / "docs")
-    (folder / "src").symlink_to(ROOT / "src")
+    for name in ("src", "scripts"):
+        (folder / name).symlink_to(ROOT / name)
     return folder
 
 
-def build(folder: Path) -> subprocess.CompletedProcess[str]:
+def build(folder: Path, **env: str) -> subprocess.CompletedProcess[str]:
     command = [Path(sys.executable).parent / "zensical", "build", "--strict", "--clean"]
-    return subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+    return subprocess.run(command, cwd=folder, env=os.environ | env, capture_output=True, text=True, check=False)
 
 
 @pytest.fixture(scope="module")
@@ -113,6 +116,67 @@ def test_every_page_is_in_the_navigation() -> None:
 
     named = list(files(tomllib.loads((ROOT / "zensical.toml").read_text())["project"]["nav"]))
     assert sorted(named) == sorted(str(path.relative_to(ROOT / "docs")) for path in PAGES)
+
+
+# The Python API
+
+
+@pytest.mark.parametrize("package", ["sparring", "sparring.client"])
+def test_the_reference_has_every_public_name(site: Path, package: str) -> None:
+    names = getattr(importlib.import_module(package), "__all__", [])
+    wanted = {package, *(f"{package}.{name}" for name in names if not name.startswith("_"))}
+    assert wanted - Html(site / "reference" / "index.html").anchors == set()
+
+
+LAZY = """
+__all__ = ["Thing", "make", "shelf"]
+
+def __getattr__(name):
+    import importlib
+    return importlib.import_module("lazy.shelf") if name == "shelf" else getattr(__getattr__("shelf"), name)
+"""
+SHELF = """
+class Thing:
+    def size(self) -> int:
+        "How large it is."
+
+def make(what: str) -> Thing:
+    "Makes a thing."
+
+LIMIT = 3
+"""
+
+
+def lazy(folder: Path, source: str) -> subprocess.CompletedProcess[str]:
+    """Builds the reference of a package that loads its names on demand."""
+    (folder / "lazy").mkdir()
+    (folder / "lazy" / "__init__.py").write_text(source)
+    (folder / "lazy" / "shelf.py").write_text(SHELF)
+    (folder / "docs").mkdir()
+    (folder / "docs" / "index.md").write_text("# Reference\n\n::: lazy\n")
+    (folder / "scripts").symlink_to(ROOT / "scripts")
+    settings = (ROOT / "zensical.toml").read_text()
+    settings = re.sub(r"nav = \[\n.*?\n\]\n", "", settings, flags=re.S)
+    settings = settings.replace('paths = ["src"]', 'paths = ["."]').replace(
+        '["sparring", "sparring.client"]', '["lazy"]'
+    )
+    (folder / "zensical.toml").write_text(settings)
+    return build(folder, PYTHONPATH=str(folder))
+
+
+def test_the_reference_has_names_that_are_loaded_on_demand(tmp_path: Path) -> None:
+    done = lazy(tmp_path, LAZY)
+    assert done.returncode == 0, done.stdout + done.stderr
+    page = tmp_path / "site" / "index.html"
+    assert {"lazy.Thing", "lazy.Thing.size", "lazy.make"} <= Html(page).anchors
+    assert "How large it is." in page.read_text()
+
+
+@pytest.mark.parametrize(("name", "told"), [("LIMIT", "lazy.LIMIT is no class"), ("gone", "has no attribute 'gone'")])
+def test_a_public_name_that_cannot_be_found_fails_the_build(tmp_path: Path, name: str, told: str) -> None:
+    done = lazy(tmp_path, LAZY.replace('"Thing"', f'"{name}"'))
+    assert done.returncode != 0
+    assert told in done.stdout + done.stderr
 
 
 # The files as they are
