@@ -18,12 +18,12 @@ import numpy as np
 
 from sparring.experience import Fragment, new_id
 from sparring.experience.fragment import Columns, pack
+from sparring.experiment import Experiment, override, read
 from sparring.games import Game, catalog
 from sparring.games.spec import Array, column
 from sparring.networks.policy import Policy
 from sparring.store.sqlite import SqliteStore
 from sparring.training.evaluate import play
-from sparring.training.experiment import Experiment, override, read
 from sparring.training.loop import train
 
 EXPERIMENTS = Path(__file__).parent.parent / "experiments"

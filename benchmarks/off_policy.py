@@ -19,8 +19,8 @@ import numpy as np
 import optax
 
 from sparring import algorithms
+from sparring.algorithms.replay import Batch, Replay
 from sparring.experience.fragment import Columns
-from sparring.experience.replay import Batch, Replay
 from sparring.games import Box, Game
 
 GAME = Game("humanoid", Box((44,)), Box((17,), low=-1.0, high=1.0))

@@ -8,7 +8,7 @@ __version__ = "0.1.0"
 
 def __getattr__(name: str) -> object:
     if name == "Experiment":
-        from sparring.training.experiment import Experiment
+        from sparring.experiment import Experiment
 
         return Experiment
     if name == "train":

@@ -15,10 +15,10 @@ from rich.live import Live
 
 from sparring.api import Snapshot
 from sparring.client import Unavailable
-from sparring.client.players import Summary, play
-from sparring.client.server import Refused, Server
+from sparring.client.transports.http import Refused, Server
 from sparring.errors import InputError, SparringError
 from sparring.games import catalog
+from sparring.players.mock import Summary, play
 from sparring.terminal import number, view
 
 __all__ = ["demo"]

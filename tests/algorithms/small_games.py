@@ -10,8 +10,8 @@ import jax
 import numpy as np
 
 from sparring import algorithms
+from sparring.algorithms.replay import Batch, Replay
 from sparring.experience.fragment import Columns
-from sparring.experience.replay import Batch, Replay
 from sparring.games import Box, Discrete, Game, MultiDiscrete
 from sparring.games.spec import Array
 from sparring.networks.functions import Normaliser

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from small_games import BOX, DISCRETE, Learning, anything, make, play
 
+from sparring.algorithms.replay import Batch
 from sparring.experience.fragment import Columns
-from sparring.experience.replay import Batch
 from sparring.games import Box, Discrete, Game
 from sparring.games.spec import Array
 from sparring.networks.policy import LOG_STD_RANGE, Policy

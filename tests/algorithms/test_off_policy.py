@@ -10,9 +10,9 @@ import pytest
 from small_games import BOX, CHOICES, DISCRETE, LAYERS, Learning, anything, make, play, target
 
 from sparring import algorithms
+from sparring.algorithms.replay import encode_obs
 from sparring.errors import InputError
 from sparring.experience.fragment import Columns
-from sparring.experience.replay import encode_obs
 from sparring.games import Box, Game
 from sparring.games.spec import Array
 from sparring.networks.functions import dense, normalise, torso

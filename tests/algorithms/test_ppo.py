@@ -12,10 +12,10 @@ import pytest
 
 from sparring import algorithms
 from sparring.algorithms.ppo import PPO, Config, Rows, prepare, scale_rewards, shuffle, vtrace
+from sparring.algorithms.replay import encode_obs
+from sparring.algorithms.trajectories import Trajectories, pack
 from sparring.errors import InputError
 from sparring.experience.fragment import Columns
-from sparring.experience.replay import encode_obs
-from sparring.experience.trajectories import Trajectories, pack
 from sparring.export.onnx import render
 from sparring.games import Box, Discrete, Game, MultiDiscrete
 from sparring.games.spec import Array

@@ -3,10 +3,10 @@
 import numpy as np
 import pytest
 
+from sparring.algorithms.replay import END, STEP, TERMINAL, encode_action
+from sparring.algorithms.trajectories import Trajectories, from_rows, pack
 from sparring.errors import InputError
 from sparring.experience.fragment import Columns
-from sparring.experience.replay import END, STEP, TERMINAL, encode_action
-from sparring.experience.trajectories import Trajectories, from_rows, pack
 from sparring.games import Box, Dict, Discrete, Game, MultiDiscrete
 from sparring.networks.policy import Policy
 from sparring.networks.spec import Gaussian

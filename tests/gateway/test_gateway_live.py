@@ -18,9 +18,10 @@ from gateway_api import GAME, MSGPACK, Api, Setup, fragment, replaced
 from sparring.api import Snapshot, TrainerStatus
 from sparring.errors import SparringError
 from sparring.experience import Fragment, wire
-from sparring.gateway import live, models
+from sparring.gateway import live
 from sparring.gateway.app import create_app
 from sparring.gateway.live import History, Rate
+from sparring.gateway.routes import models
 from sparring.networks.policy import Policy
 from sparring.networks.spec import QValues
 from sparring.store.memory import MemoryStore

@@ -10,13 +10,13 @@ import pytest
 from rich.console import Console
 
 from sparring import algorithms
+from sparring.experiment import Experiment, Stop
 from sparring.games import Box, Dict, Discrete, Game, MultiDiscrete
 from sparring.networks.defaults import describe, kind_of, layers_for
 from sparring.networks.policy import Policy
 from sparring.networks.spec import Categorical, Conv, Dense, param_shapes
+from sparring.runs.live_view import Lines
 from sparring.training import loop
-from sparring.training.experiment import Experiment, Stop
-from sparring.training.view import Lines
 
 USUAL = (Dense(64, "tanh"), Dense(64, "tanh"))
 NATURE = (Conv(32, 8, 4), Conv(64, 4, 2), Conv(64, 3), Dense(512))

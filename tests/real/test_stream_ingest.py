@@ -20,13 +20,13 @@ from kinesis_server import Server, free_port, running
 from servers import CassandraNode
 from test_stream_producer import GAME, PICTURES, play, put
 
+from sparring.aws.kinesis import Kinesis, Put, default_directory
 from sparring.client import Client
 from sparring.experience import Fragment, new_id, wire
 from sparring.games import Box, Discrete, Game
 from sparring.store import open_store
 from sparring.stream import record
 from sparring.stream.ingest import __file__ as ingest_job
-from sparring.stream.kinesis import Kinesis, Put, default_directory
 from sparring.stream.producer import Producer
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(900)]

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from kinesis_server import Proxy, Server, everything, moody, running
 
+from sparring.aws.kinesis import Kinesis, StreamBusy
 from sparring.client import Client, Unavailable
 from sparring.errors import InputError
 from sparring.experience import Columns, Fragment, new_id, pack
@@ -21,7 +22,6 @@ from sparring.experience.wire import TooLarge
 from sparring.games import Box, Discrete, Game
 from sparring.store.protocol import Outcome
 from sparring.stream import record
-from sparring.stream.kinesis import Kinesis, StreamBusy
 from sparring.stream.producer import MAX_REQUEST, Producer
 
 pytestmark = pytest.mark.real

@@ -16,11 +16,12 @@ import numpy as np
 import pytest
 
 from sparring.errors import InputError, SparringError
+from sparring.experiment import Checkpoints, Evaluation, Experiment, Rollout, Stop, write
 from sparring.export import onnx
-from sparring.training import checkpoint, evaluate, loop
-from sparring.training.experiment import Checkpoints, Evaluation, Experiment, Rollout, Stop, write
-from sparring.training.metrics import PHASES, MetricsFiles
-from sparring.training.run import Best, Run, list_runs, new_directory
+from sparring.runs import checkpoint
+from sparring.runs.metrics import PHASES, MetricsFiles
+from sparring.runs.run import Best, Run, list_runs, new_directory
+from sparring.training import evaluate, loop
 
 SMALL = [{"layer": "dense", "units": 16}]
 DQN = {"name": "dqn", "layers": SMALL, "learning_starts": 64, "batch": 16, "replay": 3000}
@@ -508,7 +509,7 @@ class TestRefusals:
 @pytest.mark.real
 def test_sigterm_writes_a_checkpoint_and_says_so_with_its_exit_code(tmp_path):
     write(tmp_path / "e.yaml", experiment(tmp_path / "run", stop=Stop(iterations=10**6), checkpoint=Checkpoints(0, 1)))
-    code = "import typer; from sparring.training.commands import train; a = typer.Typer(); a.command()(train); a()"
+    code = "import typer; from sparring.cli.training import train; a = typer.Typer(); a.command()(train); a()"
     process = subprocess.Popen(
         [sys.executable, "-c", code, str(tmp_path / "e.yaml")], stdout=subprocess.PIPE, stderr=subprocess.STDOUT
     )
@@ -546,7 +547,7 @@ def test_it_learns(tmp_path, monkeypatch, algorithm):
 
 
 def test_experiments_of_the_project_are_valid():
-    from sparring.training.experiment import read
+    from sparring.experiment import read
 
     files = sorted((Path(__file__).parents[2] / "experiments").glob("[!s]*.yaml"))  # sweeps: test_sweep_plan
     assert files

@@ -9,13 +9,13 @@ import numpy as np
 import psutil
 import pytest
 
+from sparring.algorithms.replay import END
 from sparring.errors import SparringError
-from sparring.experience.replay import END
 from sparring.games import catalog
 from sparring.networks.policy import Policy
 from sparring.networks.spec import Categorical, Dense, param_shapes
-from sparring.training.actor import Arena
-from sparring.training.rollout import Local, Pool, plan_for
+from sparring.rollout.actor import Arena
+from sparring.rollout.pool import Local, Pool, plan_for
 
 
 @pytest.fixture(autouse=True)

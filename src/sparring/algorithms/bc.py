@@ -11,7 +11,7 @@ import numpy as np
 import optax
 
 from sparring.algorithms.protocol import Count, Metrics, NonNegative, Positive
-from sparring.experience.replay import Batch
+from sparring.algorithms.replay import Batch
 from sparring.games import Box, Game
 from sparring.games.spec import Array
 from sparring.networks.actor_critic import bound_deviation

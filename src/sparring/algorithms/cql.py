@@ -9,8 +9,8 @@ import msgspec
 
 from sparring.algorithms import dqn, sac
 from sparring.algorithms.protocol import Count, Fraction, Metrics, NonNegative, Positive
+from sparring.algorithms.replay import Batch
 from sparring.errors import InputError
-from sparring.experience.replay import Batch
 from sparring.games import Box, Discrete, Game
 from sparring.networks.functions import Params
 from sparring.networks.policy import LOG_2

@@ -13,8 +13,8 @@ import numpy as np
 import optax
 
 from sparring.algorithms.protocol import Count, Fraction, Metrics, Positive
+from sparring.algorithms.replay import Batch
 from sparring.errors import InputError
-from sparring.experience.replay import Batch
 from sparring.games import Box, Discrete, Game
 from sparring.games.spec import Array
 from sparring.networks.functions import Params, init_params, normalise, q_values, torso

@@ -7,8 +7,8 @@ from typing import Annotated, Any, ClassVar, Protocol
 import jax
 import msgspec
 
-from sparring.experience.replay import Batch
-from sparring.experience.trajectories import Trajectories
+from sparring.algorithms.replay import Batch
+from sparring.algorithms.trajectories import Trajectories
 from sparring.games import Game
 from sparring.games.spec import Array
 from sparring.networks.policy import Policy

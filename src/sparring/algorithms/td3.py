@@ -11,8 +11,8 @@ import numpy as np
 import optax
 
 from sparring.algorithms.protocol import Count, Fraction, Metrics, NonNegative, Positive
+from sparring.algorithms.replay import Batch
 from sparring.errors import InputError
-from sparring.experience.replay import Batch
 from sparring.games import Box, Game
 from sparring.games.spec import Array
 from sparring.networks.actor_critic import critic_shapes, critics

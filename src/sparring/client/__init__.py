@@ -4,7 +4,7 @@ nothing of the training stack."""
 from sparring.client.bot import Actions, Bot
 from sparring.client.client import Client, Player, public_bot
 from sparring.client.recorder import Acted
-from sparring.client.server import Refused, SchemaMismatch, Unavailable
+from sparring.client.transports.http import Refused, SchemaMismatch, Unavailable
 from sparring.client.uploader import Stats
 
 __all__ = [

@@ -14,13 +14,13 @@ import numpy as np
 
 from sparring import api
 from sparring.client.bot import Bot
+from sparring.client.bots import Models, Newest
 from sparring.client.convert import to_action
-from sparring.client.models import Models, Newest
 from sparring.client.notices import Notices
 from sparring.client.published import OfBucket, OfServer, Published
 from sparring.client.recorder import LAST_ACT, Acted, Recorder
-from sparring.client.server import Refused, SchemaMismatch, Server, Unavailable
 from sparring.client.spool import Spool, write_whole
+from sparring.client.transports.http import Refused, SchemaMismatch, Server, Unavailable
 from sparring.client.uploader import Stats, Uploader, register
 from sparring.errors import InputError, SparringError
 from sparring.games import Game
@@ -295,7 +295,7 @@ def _root(directory: str | Path | None) -> Path:
 
 def _connect(url: str, timeout: float, models: str | None) -> Server:
     if url.startswith("kinesis:"):
-        from sparring.stream.client import StreamServer  # most clients never need it
+        from sparring.client.transports.kinesis import StreamServer  # most clients never need it
 
         return StreamServer(url, timeout, models)
     if models is not None:

@@ -4,7 +4,7 @@ may GET from. Nothing here judges what is read: `models.py` does."""
 import hashlib
 from typing import Protocol
 
-from sparring.client.server import Answer, Refused, Server, Unavailable
+from sparring.client.transports.http import Answer, Refused, Server, Unavailable
 from sparring.errors import InputError
 from sparring.registry.manifest import Manifest, Pointer
 

@@ -13,8 +13,8 @@ from pathlib import Path
 from sparring.api import Rejected, Uploaded
 from sparring.client.notices import Notices, attempt, describe, log
 from sparring.client.recorder import Cut
-from sparring.client.server import Refused, Server, Unavailable
 from sparring.client.spool import Spool
+from sparring.client.transports.http import Refused, Server, Unavailable
 from sparring.errors import InputError
 from sparring.experience import wire
 from sparring.experience.fragment import Fragment

@@ -19,22 +19,22 @@ from sparring.errors import SparringError
 from sparring.experience import Fragment
 from sparring.experience.wire import JsonFragment
 from sparring.games import Box, Discrete, Game
-from sparring.gateway import pages
-from sparring.gateway.acting import Acting
-from sparring.gateway.games import Games
 from sparring.gateway.hosts import Hosts
 from sparring.gateway.http import JSON, MSGPACK, Budget, Endpoint, Refusal, answer
-from sparring.gateway.ingest import ENCODINGS, Ingest, Limits
-from sparring.gateway.lifecycle import Deleted, Lifecycle, Paused
 from sparring.gateway.live import Live
 from sparring.gateway.metrics import Metrics
-from sparring.gateway.models import Models
 from sparring.gateway.openapi import Operation, document
+from sparring.gateway.routes import pages
+from sparring.gateway.routes.act import Acting
+from sparring.gateway.routes.fragments import ENCODINGS, Ingest, Limits
+from sparring.gateway.routes.games import Games
+from sparring.gateway.routes.lifecycle import Deleted, Lifecycle, Paused
+from sparring.gateway.routes.models import Models
 from sparring.gateway.server import background, serve
 from sparring.registry.manifest import Manifest
 from sparring.registry.registry import Registry
 from sparring.store.protocol import PlayerStats, Store
-from sparring.stream.store import StreamedStore
+from sparring.stream.stream_store import StreamedStore
 
 __all__ = ["background", "create_app", "serve"]
 

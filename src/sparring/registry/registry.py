@@ -30,13 +30,13 @@ import obstore
 from obstore.exceptions import AlreadyExistsError, BaseError, PreconditionError
 from obstore.store import LocalStore, from_url
 
+from sparring.aws.s3 import Bucket
 from sparring.errors import InputError, SparringError
 from sparring.export import onnx, weights
 from sparring.games.spec import NAME
 from sparring.networks.policy import Policy
 from sparring.registry.card import card
 from sparring.registry.manifest import DEFAULT_MODEL, DataSpan, FileInfo, Manifest, Pointer
-from sparring.registry.s3 import Bucket
 
 __all__ = ["NotPublished", "Registry", "RegistryError"]
 

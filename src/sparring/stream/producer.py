@@ -15,13 +15,13 @@ from dataclasses import dataclass
 
 import msgspec
 
+from sparring.aws.kinesis import HASHES, Kinesis, Put, StreamBusy, TooLargeRequest
 from sparring.errors import InputError, SparringError
 from sparring.experience import Fragment
 from sparring.experience.wire import TooLarge
 from sparring.games import Game
 from sparring.store.protocol import Outcome
 from sparring.stream import record
-from sparring.stream.kinesis import HASHES, Kinesis, Put, StreamBusy, TooLargeRequest
 
 __all__ = ["Counts", "Producer"]
 

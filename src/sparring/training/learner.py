@@ -12,16 +12,16 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from sparring.algorithms.replay import Replay, row_bytes
+from sparring.algorithms.trajectories import pack
 from sparring.errors import InputError
 from sparring.experience import Columns, Fragment
-from sparring.experience.replay import Replay, row_bytes
-from sparring.experience.trajectories import pack
 from sparring.games import Game
 from sparring.games.spec import Array
 from sparring.networks.functions import Normaliser
 from sparring.networks.policy import CLIP, Policy
 from sparring.networks.spec import action_size, feature_shape
-from sparring.training.checkpoint import flatten, unflatten
+from sparring.runs.checkpoint import flatten, unflatten
 
 __all__ = ["Learner", "ReplayLearner", "StoreLearner", "StreamLearner", "create"]
 

@@ -17,24 +17,24 @@ import numpy as np
 from sparring import algorithms
 from sparring.algorithms.protocol import Algorithm
 from sparring.errors import GameError, InputError, SparringError, Unrenderable
+from sparring.experiment import Experiment, check_keys, explain, override, read, write
 from sparring.export import onnx, weights
 from sparring.games import Game, catalog
 from sparring.games.spec import Array
 from sparring.networks import defaults
 from sparring.networks.policy import Policy
 from sparring.networks.spec import Conv, Dense, Layer
-from sparring.training import checkpoint, video
+from sparring.runs import checkpoint, video
+from sparring.runs.live_view import Silent, View
+from sparring.runs.metrics import MetricsFiles, Row
+from sparring.runs.run import BEST, NO_POLICY, Best, Run, is_run, new_directory
 from sparring.training.evaluate import LONGEST, play, summary
-from sparring.training.experiment import Experiment, check_keys, explain, override, read, write
-from sparring.training.metrics import MetricsFiles, Row
 from sparring.training.offline import Offline
-from sparring.training.run import BEST, NO_POLICY, Best, Run, is_run, new_directory
 from sparring.training.trainee import OffPolicy, OnPolicy, Trainee
-from sparring.training.view import Silent, View
 from sparring.training.xla import use_compilation_cache, use_precision, use_threads
 
 if TYPE_CHECKING:
-    from sparring.training.rllib.trainee import Bridge
+    from sparring.rllib.bridge import Bridge
 
 __all__ = ["INTERRUPTED", "Interrupted", "Loop", "begin", "reopen", "resume", "train"]
 
@@ -180,7 +180,7 @@ def trainee_of(experiment: Experiment, algorithm: Algorithm, logs: Path) -> Trai
 
 def load_bridge() -> "type[Bridge]":
     try:
-        from sparring.training.rllib.trainee import Bridge
+        from sparring.rllib.bridge import Bridge
     except ImportError as error:
         raise InputError(f"rllib/… needs RLlib ({error}): pip install 'sparring[rllib]'") from error
     return Bridge

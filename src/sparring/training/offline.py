@@ -6,10 +6,10 @@ from typing import Any
 
 from sparring.errors import InputError
 from sparring.experience import Fragment
+from sparring.experiment import Experiment
 from sparring.games import Game
+from sparring.runs.metrics import Row
 from sparring.store import Store, open_store
-from sparring.training.experiment import Experiment
-from sparring.training.metrics import Row
 from sparring.training.trainee import OffPolicy, States
 
 __all__ = ["Offline", "recorded_play"]

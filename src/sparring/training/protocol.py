@@ -4,11 +4,11 @@
 from abc import abstractmethod
 from typing import Any, Protocol
 
+from sparring.experiment import Experiment
 from sparring.games import Game
 from sparring.games.spec import Array
 from sparring.networks.policy import Policy
-from sparring.training.experiment import Experiment
-from sparring.training.metrics import Episodes, Row
+from sparring.runs.metrics import Episodes, Row
 
 __all__ = ["States", "Trainee"]
 

@@ -10,16 +10,17 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
+from sparring.algorithms.replay import END, TERMINAL, Replay, encode_action, encode_obs
+from sparring.algorithms.trajectories import Trajectories
 from sparring.errors import InputError
-from sparring.experience.replay import END, TERMINAL, Replay, encode_action, encode_obs
-from sparring.experience.trajectories import Trajectories
+from sparring.experiment import Experiment
 from sparring.games import Box
 from sparring.games.spec import Array
-from sparring.training.experiment import Experiment
+from sparring.launch import load_ray
+from sparring.rollout.pool import Block, Source, open_source, plan_for
+from sparring.runs.metrics import Episodes, Phases, Row
 from sparring.training.learner import Learner
-from sparring.training.metrics import Episodes, Phases, Row
 from sparring.training.protocol import States, Trainee
-from sparring.training.rollout import Block, Source, load_cluster, open_source, plan_for
 
 __all__ = ["OffPolicy", "OnPolicy", "States", "Trainee"]
 
@@ -59,7 +60,7 @@ class Own(Learner, Trainee):
     def _require_cluster(self) -> None:
         """Here, not in `open`: Ray takes the signals when it starts, and the loop must have them."""
         if self.experiment.runner == "ray" and self.experiment.source == "simulate":
-            load_cluster().require(self.experiment.resources, self.experiment.rollout.workers)
+            load_ray("sparring.rollout.ray_pool").require(self.experiment.resources, self.experiment.rollout.workers)
 
     def _open(self, steps: int, slots: int, states: States | None) -> Source:
         rollout = self.experiment.rollout

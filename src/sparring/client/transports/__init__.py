@@ -1,0 +1,1 @@
+"""How play travels from a game: over HTTP to a gateway, or onto a stream."""
