@@ -107,6 +107,7 @@ def test_the_description_is_the_readme(wheel: Path) -> None:
     data = contents(wheel)[f"sparring-{__version__}.dist-info/METADATA"]
     metadata = email.message_from_string(data.decode())
     assert metadata["Version"] == __version__
+    assert (metadata["License-Expression"], metadata["License-File"]) == ("Apache-2.0", "LICENSE")
     assert metadata.get_payload() == (ROOT / "README.md").read_text()
 
 
