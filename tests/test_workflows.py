@@ -92,6 +92,13 @@ def test_a_workflow_is_allowed_no_more_than_it_needs(path: Path) -> None:
             assert step["with"]["persist-credentials"] is False
 
 
+def test_the_changelog_begins_with_what_is_unreleased() -> None:
+    headings = re.findall(r"^## (.+)$", (ROOT / "CHANGELOG.md").read_text(), re.M)
+    assert headings[0] == "Unreleased"
+    assert __version__ in headings
+    assert all(re.fullmatch(r"\d+\.\d+\.\d+", heading) for heading in headings[1:])
+
+
 # A release
 
 
