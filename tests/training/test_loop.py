@@ -573,7 +573,7 @@ def test_kill_9_loses_at_most_what_came_after_the_checkpoint_and_leaves_no_worke
             assert process.poll() is None
             time.sleep(0.02)
         workers = psutil.Process(process.pid).children(recursive=True)
-        assert len(workers) == 3  # two, and the nursery where they came from
+        assert len(workers) == 3  # two, and the forkserver where they came from
     finally:
         process.kill()
         process.wait()

@@ -123,7 +123,7 @@ def record(
     out = out or _video(target)
     with _progress("recording", episodes) as told:
         returns = video.record(
-            policy, out, episodes, seed, told=lambda episode, frames: told(episode, f"{frames:,} frames")
+            policy, out, episodes, seed, on_frame=lambda episode, frames: told(episode, f"{frames:,} frames")
         )
     typer.echo(f"{out}: returns {', '.join(f'{ret:.1f}' for ret in returns)}")
 

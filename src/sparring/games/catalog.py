@@ -44,9 +44,9 @@ def fault(name: str, where: str, error: BaseException) -> GameError:
     """An error of the game's own code, as people read it: the last line of its traceback, and whose it is."""
     what = traceback.format_exception_only(error)[-1].strip()
     place = traceback.extract_tb(error.__traceback__)[-1]
-    told = GameError(f"the game {name} failed in {where}: {what} ({place.filename}, line {place.lineno})")
-    told.details = "".join(traceback.format_exception(error))
-    return told
+    fault = GameError(f"the game {name} failed in {where}: {what} ({place.filename}, line {place.lineno})")
+    fault.details = "".join(traceback.format_exception(error))
+    return fault
 
 
 def load(name: str) -> Game:

@@ -145,7 +145,7 @@ class Host:
         """Asks workers for blocks and waits until as many are full, be it these or others; warnings and replacements
         since the last call. `weights`, if there are new ones, are for blocks that are begun from now on."""
         if weights is not None:
-            newest = self.pool.arena.write([weights], exploration, at_random)
+            newest = self.pool.buffers.write([weights], exploration, at_random)
             self.versions[newest] = version
             self.versions.pop(newest - FORGOTTEN, None)
         for number, slot in asked:
@@ -155,7 +155,7 @@ class Host:
                 self.numbers[worker],
                 message.slot,
                 self.versions[message.version],
-                self.pool.arena.block(worker, message.slot),
+                self.pool.buffers.block(worker, message.slot),
                 message.episodes,
                 message.seconds,
                 message.masked,

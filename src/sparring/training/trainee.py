@@ -75,7 +75,7 @@ class Own(Learner, Trainee):
             steps=steps,
             slots=slots,
             seed=seed,
-            polite=not self.algorithm.on_policy,
+            low_priority=not self.algorithm.on_policy,
         )
         self.source = open_source(plan, self.experiment, self.logs, states)
         return self.source
