@@ -237,6 +237,11 @@ def test_pages_link_to_pages_only(path: Path) -> None:
     assert [str(target) for target in inside if not target.is_relative_to(ROOT / "docs")] == []
 
 
+def test_the_guide_names_every_room() -> None:
+    named = re.findall(r"^\| `(\w+)/` \|", (ROOT / "CONTRIBUTING.md").read_text(), re.M)
+    assert sorted(named) == sorted(path.parent.name for path in (ROOT / "src" / "sparring").glob("*/__init__.py"))
+
+
 def test_links_that_lead_nowhere_are_seen(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(sys.modules[__name__], "ROOT", tmp_path)
     (tmp_path / "src").mkdir()
