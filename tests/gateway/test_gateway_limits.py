@@ -130,7 +130,7 @@ def head(size: int) -> bytes:
 
 
 def in_flight(port: int) -> int:
-    return int(ask(port, "GET", "/metrics")[1].partition(b"\nsparring_ingest_in_flight_bytes ")[2].split()[0])
+    return int(float(ask(port, "GET", "/metrics")[1].partition(b"\nsparring_ingest_in_flight_bytes ")[2].split()[0]))
 
 
 @pytest.fixture

@@ -3,11 +3,12 @@
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import msgspec
+from prometheus_client.core import Metric
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
@@ -22,8 +23,8 @@ from sparring.games import Box, Discrete, Game
 from sparring.gateway.hosts import Hosts
 from sparring.gateway.http import JSON, MSGPACK, Budget, Endpoint, Refusal, answer
 from sparring.gateway.live import Live
-from sparring.gateway.metrics import Metrics
 from sparring.gateway.openapi import Operation, document
+from sparring.gateway.prometheus import Metrics, counter, gauge
 from sparring.gateway.routes import pages
 from sparring.gateway.routes.act import Acting
 from sparring.gateway.routes.fragments import ENCODINGS, Ingest, Limits
@@ -171,41 +172,38 @@ class _Platform:
             "bytes": "Bytes of columns in the store.",
             "rejected": "Fragments ever put into quarantine.",
         }
-        gauges = {
-            f"sparring_store_{name}": (about, [({"game": game}, float(getattr(s.stats, name))) for game, s in rows])
-            for name, about in totals.items()
-        }
-        gauges["sparring_ingest_in_flight_bytes"] = (
-            "Bytes of request bodies in memory.",
-            [({}, float(self.budget.used))],
-        )
-        gauges["sparring_watchers"] = ("Open event streams.", [({}, float(self.live.watchers))])
-        gauges["sparring_latest_version"] = (
-            "Newest published version.",
-            [({"game": game}, float(s.latest)) for game, s in rows if s.latest is not None],
-        )
-        gauges["sparring_trainer_lag_fragments"] = (
-            "Fragments stored that the trainer has not taken in.",
-            [({"game": game}, float(s.trainer.lag)) for game, s in rows if s.trainer is not None],
-        )
-        gauges |= self._stream_gauges()
-        return Response(self.metrics.text(gauges), media_type="text/plain; version=0.0.4")
+        latest = [({"game": game}, s.latest) for game, s in rows if s.latest is not None]
+        lags = [({"game": game}, s.trainer.lag) for game, s in rows if s.trainer is not None]
+        taken = [
+            *(
+                gauge(f"sparring_store_{name}", about, [({"game": game}, getattr(s.stats, name)) for game, s in rows])
+                for name, about in totals.items()
+            ),
+            gauge("sparring_ingest_in_flight_bytes", "Bytes of request bodies in memory.", self.budget.used),
+            gauge("sparring_watchers", "Open event streams.", self.live.watchers),
+            gauge("sparring_latest_version", "Newest published version.", latest),
+            gauge("sparring_trainer_lag_fragments", "Fragments stored that the trainer has not taken in.", lags),
+            *self._stream_metrics(),
+        ]
+        return Response(self.metrics.text(taken), media_type="text/plain; version=0.0.4")
 
-    def _stream_gauges(self) -> dict[str, tuple[str, list[tuple[dict[str, str], float]]]]:
+    def _stream_metrics(self) -> Iterator[Metric]:
         """Of the way over a stream, if there is one: what this gateway put there, and the job behind it."""
-        values: dict[str, tuple[str, float]] = {}
+        counts: dict[str, tuple[str, float]] = {}
         if isinstance(self.store, StreamedStore):
             put = self.store.producer.counts
-            values |= {
+            counts |= {
                 "put_fragments": ("Fragments that this gateway put onto the stream.", put.fragments),
                 "put_records": ("Records that they made.", put.records),
                 "put_bytes": ("Bytes of these records.", put.bytes),
                 "put_retries": ("Times that the stream did not take a record at once.", put.retried),
             }
         if (job := self.live.stream()) is not None:
-            values |= {
-                "lag_seconds": ("How far the ingest job is behind the stream's writers.", job.behind(time.time())),
-                "retention_seconds": ("How long the stream keeps a record, read or not.", job.retention),
+            behind = job.behind(time.time())
+            yield gauge("sparring_stream_lag_seconds", "How far the ingest job is behind the stream's writers.", behind)
+            about = "How long the stream keeps a record, read or not."
+            yield gauge("sparring_stream_retention_seconds", about, job.retention)
+            counts |= {
                 "missing_seconds": ("Play that the stream forgot before it was read, in time.", job.missing),
                 "batches": ("Batches of the ingest job since it began.", job.batches),
                 "records": ("Records that it read.", job.records),
@@ -214,7 +212,10 @@ class _Platform:
                 "duplicates": ("Fragments that were there already.", job.duplicates),
                 "rejected": ("Fragments and records that it refused.", job.rejected),
             }
-        return {f"sparring_stream_{name}": (about, [({}, float(value))]) for name, (about, value) in values.items()}
+        for name, (about, value) in counts.items():
+            yield counter(f"sparring_stream_{name}", about, value)
+            # The name of version 0.1, which had them as gauges: alerts and charts go on.
+            yield gauge(f"sparring_stream_{name}", f"{about} (Use sparring_stream_{name}_total.)", value)
 
     def operations(self) -> list[Operation]:
         game, model = "/v1/games/{game}", "/v1/games/{game}/models/{model}"

@@ -17,7 +17,7 @@ from sparring.errors import Busy, InputError, SparringError
 from sparring.experience import Fragment, validate, wire
 from sparring.games import Game
 from sparring.gateway.http import JSON, MSGPACK, Budget, Refusal, answer, media_type, read_body
-from sparring.gateway.metrics import Metrics
+from sparring.gateway.prometheus import Metrics
 from sparring.gateway.routes.games import Games
 from sparring.store.protocol import Outcome, Store
 
