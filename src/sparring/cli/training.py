@@ -281,10 +281,10 @@ def policy_of(target: str, registry: str) -> "Policy":
 
     where = Registry(registry)
     where.check()
-    game, model = found[1], found[2] or DEFAULT_MODEL
+    game, model, mine = found[1], found[2] or DEFAULT_MODEL, "://" not in registry  # a bucket may be anybody's
     if found[3] is not None:
-        return where.policy(game, model, int(found[3]))
+        return where.policy(game, model, int(found[3]), trusted=mine)
     latest = where.latest(game, model)
     if latest is None:
         raise InputError(f"{target} is not a run directory, and {registry} has no model {model!r} of {game}")
-    return where.policy(game, model, latest.version)
+    return where.policy(game, model, latest.version, trusted=mine)

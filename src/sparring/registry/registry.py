@@ -160,9 +160,9 @@ class Registry:
         """One file of a version, as it was published."""
         return self._file(self.manifest(game, model, version), name)
 
-    def policy(self, game: str, model: str, version: int) -> Policy:
-        """To train on from, or to act with in NumPy."""
-        return weights.load(self.read(game, model, version, "policy.safetensors"))
+    def policy(self, game: str, model: str, version: int, *, trusted: bool = False) -> Policy:
+        """To train on from, or to act with in NumPy. `trusted`: see `weights.load`."""
+        return weights.load(self.read(game, model, version, "policy.safetensors"), trusted=trusted)
 
     def versions(self, game: str, model: str = DEFAULT_MODEL) -> list[int]:
         return sorted(version for _, _, version in self._published(_folder(game, model)))
