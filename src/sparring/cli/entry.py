@@ -484,6 +484,9 @@ app.command("eval", epilog=_examples(f"sparring eval {RUN} --episodes 50", "spar
 app.command(epilog=_examples(f"sparring record {RUN}", f"sparring record {RUN} out.mp4 --episodes 3"))(commands.record)
 app.command(epilog=_examples(f"sparring plot {RUN} runs/CartPole-v1-ppo-2 --out figure.png"))(commands.plot)
 app.command(epilog=_examples(f"sparring publish {RUN}", f"sparring publish {RUN} --model careful"))(commands.publish)
+app.command(epilog=_examples(f"sparring export {RUN}@best", f"sparring export {RUN} --to my_formats:Json --out out"))(
+    commands.export
+)
 app.command(epilog=_examples("sparring runs", "sparring runs experiments/of-monday"))(commands.runs)
 app.add_typer(
     registry_commands.app,
