@@ -9,6 +9,7 @@ from typing import Any
 from sparring.errors import InputError
 from sparring.games import Box, Discrete, Game
 from sparring.networks.defaults import is_image, layers_for
+from sparring.networks.layers import decode
 from sparring.networks.spec import scaling
 
 __all__ = ["NAMES", "check_name", "config_of", "create", "default_for", "defaults"]
@@ -40,7 +41,7 @@ def create(name: str, game: Game, config: dict[str, Any] | None = None) -> Any:
             hint = f", did you mean {near[0]!r}?" if near else f"; it has {', '.join(fields)}"
             raise InputError(f"{name} has no hyperparameter {key!r}{hint}")
     try:
-        hyperparameters = msgspec.convert(defaults(name, game, config) | config, module.Config)
+        hyperparameters = msgspec.convert(defaults(name, game, config) | config, module.Config, dec_hook=decode)
     except msgspec.ValidationError as error:
         raise InputError(f"algorithm {name}: {error}") from error
     return _instance(name, game.to_json(), hyperparameters)

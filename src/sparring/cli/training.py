@@ -1,5 +1,5 @@
-"""The commands about runs, as functions that typer reads: train, evaluate, record, plot, publish, runs. They parse and
-print; what they do is elsewhere, and is loaded when it is asked for."""
+"""The commands about runs, as functions that typer reads: train, evaluate, record, plot, publish, export, runs. They
+parse and print; what they do is elsewhere, and is loaded when it is asked for."""
 
 import logging
 import re
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from sparring.experiment import Experiment
     from sparring.networks.policy import Policy
 
-__all__ = ["evaluate", "plot", "publish", "record", "runs", "train"]
+__all__ = ["evaluate", "export", "plot", "publish", "record", "runs", "train"]
 
 Target = Annotated[
     str,
@@ -223,6 +223,33 @@ def publish_run(path: Path, model: str, registry: str, which: str | None = None)
     )
 
 
+def export(
+    target: Target,
+    to: Annotated[
+        str, typer.Option(metavar="FORMAT", help="onnx, safetensors, or module:Class for a format of your own.")
+    ] = "onnx",
+    out: Annotated[Path, typer.Option(metavar="DIR", help="Where the file goes; default: here.")] = Path(),
+    registry: Registry = DEFAULT_REGISTRY,
+) -> None:
+    """Write a run's or a published policy as a file for other programs, named after the run or the model."""
+    from sparring.export import formats
+
+    formats.find_format(to)  # before anything is read
+    policy = policy_of(target, registry)
+    for path in formats.write(formats.render(to, policy, _stem(target)), out):
+        typer.echo(str(path))
+
+
+def _stem(target: str) -> str:
+    """`runs/CartPole-v1-ppo-1@best` → `CartPole-v1-ppo-1-best`, `CartPole-v1/bot/3` → `CartPole-v1-bot-3`."""
+    from sparring.runs.run import find_run
+
+    if (found := find_run(target)) is None:
+        return target.replace("/", "-")
+    run, which = found
+    return run.path.resolve().name + (f"-{which}" if which is not None else "")
+
+
 def runs(
     root: Annotated[Path, typer.Argument(help="Where to look for runs.")] = Path("runs"),
 ) -> None:
@@ -281,10 +308,10 @@ def policy_of(target: str, registry: str) -> "Policy":
 
     where = Registry(registry)
     where.check()
-    game, model = found[1], found[2] or DEFAULT_MODEL
+    game, model, mine = found[1], found[2] or DEFAULT_MODEL, "://" not in registry  # a bucket may be anybody's
     if found[3] is not None:
-        return where.policy(game, model, int(found[3]))
+        return where.policy(game, model, int(found[3]), trusted=mine)
     latest = where.latest(game, model)
     if latest is None:
         raise InputError(f"{target} is not a run directory, and {registry} has no model {model!r} of {game}")
-    return where.policy(game, model, latest.version)
+    return where.policy(game, model, latest.version, trusted=mine)

@@ -21,8 +21,9 @@ from sparring.games import Box, Discrete, Game, MultiDiscrete
 from sparring.games.catalog import Unregistered
 from sparring.games.spec import Array
 from sparring.games.vector import Environments, build
+from sparring.networks.layers import Layer, decode
 from sparring.networks.policy import Policy
-from sparring.networks.spec import Head, Layer
+from sparring.networks.spec import Head
 from sparring.runs.metrics import Episode
 
 __all__ = ["Actor", "Failed", "Filled", "Order", "Plan", "Rows", "SharedBuffers", "Snapshot"]
@@ -276,7 +277,7 @@ def views(plan: Plan, flat: Array) -> Iterator[tuple[str, Array]]:
 
 def serve(control: Connection, memory: int) -> None:
     """A worker's life. What is wrong with the game is told before it ends; anything else is in its log."""
-    order = msgspec.msgpack.decode(control.recv_bytes(), type=Order)
+    order = msgspec.msgpack.decode(control.recv_bytes(), type=Order, dec_hook=decode)
     try:
         work(control, memory, order)
     except SparringError as error:

@@ -29,6 +29,7 @@ from sparring.launch.ray_cluster import (
     connect,
     ray,
 )
+from sparring.networks.layers import decode
 from sparring.networks.policy import Policy
 from sparring.rollout.actor import Plan, Rows, build_elsewhere, pack, parts, random_actions, unpack
 from sparring.rollout.pool import LIVES, STARTING, Block, Pool, Usage
@@ -133,7 +134,7 @@ class Host:
         self.warnings: list[str] = []
         logging.getLogger("sparring.rollout").addHandler(_Notes(self.warnings))
         given = [None if state is None else unpack(state) for state in states]
-        self.pool = Pool(msgspec.msgpack.decode(plan, type=Plan), limit, logs, given, numbers, life)
+        self.pool = Pool(msgspec.msgpack.decode(plan, type=Plan, dec_hook=decode), limit, logs, given, numbers, life)
         self.versions: dict[int, int] = {}  # the pool's own → the learner's
 
     def where(self) -> tuple[str, int]:

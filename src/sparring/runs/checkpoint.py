@@ -20,7 +20,7 @@ from sparring.errors import InputError
 from sparring.games import Game
 from sparring.games.spec import Array
 from sparring.networks.defaults import describe, kind_of
-from sparring.networks.spec import Layer
+from sparring.networks.layers import Layer, decode
 
 __all__ = ["exists", "flatten", "hyperparameters", "load", "remove", "save", "unflatten"]
 
@@ -99,7 +99,7 @@ def hyperparameters(directory: Path, name: str, game: Game, given: dict[str, Any
         new.write_text(json.dumps(kind | {"hyperparameters": followed}, indent=1))
         new.replace(path)
     if "layers" in followed:
-        network = describe(msgspec.convert(followed["layers"], tuple[Layer, ...]))
+        network = describe(msgspec.convert(followed["layers"], tuple[Layer, ...], dec_hook=decode))
         log.info("%s: %s, network for %s: %s", game.name, name, kind_of(game.observation), network)
     return followed | given
 

@@ -22,8 +22,10 @@ from sparring.export import onnx, weights
 from sparring.games import Game, catalog
 from sparring.games.spec import Array
 from sparring.networks import defaults
+from sparring.networks.activations import ACTIVATIONS
+from sparring.networks.layers import LAYERS, Layer, decode, find_layer
 from sparring.networks.policy import Policy
-from sparring.networks.spec import Conv, Dense, Layer
+from sparring.plugins import is_outside
 from sparring.runs import checkpoint, video
 from sparring.runs.live_view import Silent, View
 from sparring.runs.metrics import MetricsFiles, Row
@@ -140,17 +142,23 @@ def hyperparameters(experiment: Experiment, game: Game | None = None) -> msgspec
     if game is not None:
         given = algorithms.defaults(experiment.name, game, given) | given
     try:
-        complete: msgspec.Struct = msgspec.convert(given, config)
+        complete: msgspec.Struct = msgspec.convert(given, config, dec_hook=decode)
         return complete
     except msgspec.ValidationError as error:
         raise InputError(f"algorithm.{explain(error)}") from error
 
 
 def check_layer(layer: Any, path: str) -> None:
-    kinds: dict[Any, type[msgspec.Struct]] = {"dense": Dense, "conv": Conv}
-    if not isinstance(layer, dict) or layer.get("layer") not in kinds:
-        raise InputError(f"{path} is {layer!r}: say which `layer` it is, {' or '.join(kinds)}")
-    check_keys({key: value for key, value in layer.items() if key != "layer"}, kinds[layer["layer"]], f"{path}.")
+    name = layer.get("layer") if isinstance(layer, dict) else None
+    if not isinstance(name, str) or (name not in LAYERS and not is_outside(name)):
+        raise InputError(f"{path} is {layer!r}: say which `layer` it is, {' or '.join(LAYERS)}, or module:Class")
+    kind = find_layer(name)
+    assert issubclass(kind, msgspec.Struct)
+    check_keys({key: value for key, value in layer.items() if key != "layer"}, kind, f"{path}.")
+    activation = layer.get("activation")
+    if isinstance(activation, str) and activation not in ACTIVATIONS and not is_outside(activation):
+        words = ", ".join(ACTIVATIONS)
+        raise InputError(f"{path}.activation is {activation!r}: choose one of {words}, or module:value")
 
 
 def create_trainee(experiment: Experiment, game: Game, logs: Path) -> Trainee:
@@ -254,7 +262,7 @@ class Loop:
         self.files = self.held.enter_context(closing(files))
         self.held.enter_context(self.view.show(self.experiment, self.directory))
         if (layers := self.experiment.algorithm.get("layers")) is not None and not self.experiment.is_rllib:
-            network = defaults.describe(msgspec.convert(layers, tuple[Layer, ...]))
+            network = defaults.describe(msgspec.convert(layers, tuple[Layer, ...], dec_hook=decode))
             self.view.say(f"network for {defaults.kind_of(self.trainee.game.observation)}: {network}")
         self.held.callback(self.trainee.close)
         with self.game_log():
