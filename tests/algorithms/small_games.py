@@ -10,7 +10,7 @@ import jax
 import numpy as np
 
 from sparring import algorithms
-from sparring.algorithms.replay import Batch, Replay
+from sparring.algorithms.replay import Replay, Transitions
 from sparring.experience.fragment import Columns
 from sparring.games import Box, Discrete, Game, MultiDiscrete
 from sparring.games.spec import Array
@@ -105,7 +105,7 @@ class Learning:
     def take(self, data: Data) -> None:
         self.normaliser.observe(self.replay.extend(*data))
 
-    def sample(self, updates: int) -> Batch:
+    def sample(self, updates: int) -> Transitions:
         c = self.config
         return self.replay.sample(self.rng, updates, c.batch, gamma=c.gamma, n_step=c.n_step)
 
