@@ -94,6 +94,8 @@ def anything(game: Game, rng: np.random.Generator) -> Callable[[Array], Array]:
 class Learning:
     """An algorithm, what it learned, and what it learns from."""
 
+    name = ""  # by which the algorithm was found
+
     def __init__(self, algorithm: Any, seed: int = 0, capacity: int = 20_000) -> None:
         self.algorithm, self.game, self.config = algorithm, algorithm.game, algorithm.config
         self.rng = np.random.default_rng(seed)
