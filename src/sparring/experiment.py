@@ -1,15 +1,15 @@
 """An experiment: one typed, frozen description of a training, the same as YAML. Whatever a file or the command line
 gets wrong is told by its key, its path and the nearest right one. Light: no learning stack is loaded here."""
 
-import difflib
 import re
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal
 
 import msgspec
 
 from sparring.errors import InputError
+from sparring.fields import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, convert
 
 __all__ = [
     "Checkpoints",
@@ -18,37 +18,31 @@ __all__ = [
     "Resources",
     "Rollout",
     "Stop",
-    "check_keys",
-    "explain",
     "override",
     "read",
     "write",
 ]
 
-Positive = Annotated[int, msgspec.Meta(ge=1)]
-Count = Annotated[int, msgspec.Meta(ge=0)]
 Seed = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
-Share = Annotated[float, msgspec.Meta(ge=0)]
-Seconds = Annotated[float, msgspec.Meta(gt=0)]
 
 
 class Rollout(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    workers: Count = 0  # processes that play (`source: store`: that read, with runner: ray); 0: this process
-    envs: Positive = 1  # environments of each worker, stepped together
-    steps: Positive | None = None  # of each environment that travel at once; none: chosen for the algorithm
+    workers: NonNegativeInt = 0  # processes that play (`source: store`: that read, with runner: ray); 0: this process
+    envs: PositiveInt = 1  # environments of each worker, stepped together
+    steps: PositiveInt | None = None  # of each environment that travel at once; none: chosen for the algorithm
     overlap: bool = False  # on-policy: play the next batch with the old policy while this one is learned
-    limit: Seconds = 60.0  # a worker whose game answers later than this is killed and replaced
+    limit: PositiveFloat = 60.0  # a worker whose game answers later than this is killed and replaced
 
 
 class Resources(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What `runner: ray` may use."""
 
     address: str | None = None  # of a cluster; none: one of our own on this machine
-    cpus: Positive | None = None  # of a cluster of our own; none: as many as the machine has
-    actor_cpus: Share = 1.0  # of each rollout actor; parts are fine
-    actor_gpus: Share = 0.0
-    learner_gpus: Share | None = None  # of each trial of a sweep; none: equal parts of those there are
-    devices: Positive = 1  # on which an update is computed together, each with its part of the batch
+    cpus: PositiveInt | None = None  # of a cluster of our own; none: as many as the machine has
+    actor_cpus: NonNegativeFloat = 1.0  # of each rollout actor; parts are fine
+    actor_gpus: NonNegativeFloat = 0.0
+    learner_gpus: NonNegativeFloat | None = None  # of each trial of a sweep; none: equal parts of those there are
+    devices: PositiveInt = 1  # on which an update is computed together, each with its part of the batch
 
     def __post_init__(self) -> None:
         if self.learner_gpus is not None and self.learner_gpus > 1 and self.learner_gpus % 1:
@@ -60,21 +54,21 @@ class Resources(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class Stop(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Whichever comes first."""
 
-    steps: Positive | None = None
-    iterations: Positive | None = None
-    seconds: Seconds | None = None
+    steps: PositiveInt | None = None
+    iterations: PositiveInt | None = None
+    seconds: PositiveFloat | None = None
     return_: float | None = msgspec.field(name="return", default=None)  # by evaluation; without one, while exploring
 
 
 class Evaluation(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    every: Count = 0  # iterations; 0: never
-    episodes: Positive = 10
-    limit: Positive | None = None  # steps after which an episode is cut; none: see docs/training.md
+    every: NonNegativeInt = 0  # iterations; 0: never
+    episodes: PositiveInt = 10
+    limit: PositiveInt | None = None  # steps after which an episode is cut; none: see docs/training.md
 
 
 class Checkpoints(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    every: Count = 20  # iterations; 0: only at the end
-    keep: Positive = 2
+    every: NonNegativeInt = 20  # iterations; 0: only at the end
+    keep: PositiveInt = 2
     best: bool = True  # keep the best evaluated policy as well
     video: bool = False  # an episode of each, in the run's videos/; these are all kept
 
@@ -88,7 +82,7 @@ class Experiment(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     runner: Literal["local", "ray"] = "local"  # who runs rollout workers: this machine, or a Ray cluster
     resources: Resources = Resources()
     precision: Literal["float32", "bfloat16"] = "float32"  # of wide layers' products while learning; sums are float32
-    iteration: Positive = 1000  # off-policy: steps of experience (offline: updates) per row of metrics
+    iteration: PositiveInt = 1000  # off-policy: steps of experience (offline: updates) per row of metrics
     stop: Stop = Stop()
     evaluation: Evaluation = Evaluation()
     checkpoint: Checkpoints = Checkpoints()
@@ -113,10 +107,6 @@ class Experiment(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return "updates" if self.source == "store" else "steps"
 
     @property
-    def is_rllib(self) -> bool:
-        return self.name.startswith("rllib/")
-
-    @property
     def hyperparameters(self) -> dict[str, Any]:
         return {key: value for key, value in self.algorithm.items() if key != "name"}
 
@@ -126,11 +116,7 @@ class Experiment(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         if not isinstance(data, dict):
             raise InputError("an experiment is a mapping with at least `game` and `algorithm`")
         refuse_sweep(data)
-        check_keys(data, cls, "")
-        try:
-            return msgspec.convert(data, cls)
-        except msgspec.ValidationError as error:
-            raise InputError(explain(error)) from error
+        return convert(data, cls)
 
     def to_builtins(self) -> dict[str, Any]:
         return msgspec.to_builtins(self)
@@ -196,25 +182,6 @@ def parse_yaml(text: str, where: str) -> Any:
         raise InputError(f"{where} is not valid YAML: {' '.join(str(error).split())}") from error
 
 
-def check_keys(data: dict[str, Any], kind: type[msgspec.Struct], path: str) -> None:
-    """msgspec names an unknown key, but neither its neighbours nor the right one."""
-    fields = {field.encode_name: field.name for field in msgspec.structs.fields(kind)}
-    hints = get_type_hints(kind)
-    for key, value in data.items():
-        full = f"{path}{key}"
-        if key not in fields:
-            near = difflib.get_close_matches(str(key), fields, 1)
-            hint = f"did you mean {path}{near[0]}?" if near else f"there are {', '.join(fields)}"
-            raise InputError(f"unknown key {full}: {hint}")
-        inner = hints[fields[key]]
-        if get_origin(inner) is Literal and value not in get_args(inner):
-            raise InputError(f"{full} is {value!r}: choose one of {', '.join(get_args(inner))}")
-        if get_origin(inner) is None and isinstance(inner, type) and issubclass(inner, msgspec.Struct):
-            if not isinstance(value, dict):
-                raise InputError(f"{full} is {value!r}, but a group of keys: {', '.join(f for f in _names(inner))}")
-            check_keys(value, inner, f"{full}.")
-
-
 def refuse_sweep(data: dict[str, Any]) -> None:
     from sparring.search_space import find
 
@@ -222,15 +189,3 @@ def refuse_sweep(data: dict[str, Any]) -> None:
     if searched is not None or "tune" in data:
         why = "it has `tune`" if searched is None else f"{searched} is searched"
         raise InputError(f"this is a sweep ({why}): use `sparring sweep`")
-
-
-def _names(kind: type[msgspec.Struct]) -> list[str]:
-    return [field.encode_name for field in msgspec.structs.fields(kind)]
-
-
-def explain(error: msgspec.ValidationError) -> str:
-    """'Expected `int`, got `str` - at `$.rollout.workers`' → 'rollout.workers: expected `int`, got `str`'."""
-    message, at, path = str(error).rpartition(" - at `$.")
-    if not at:
-        return str(error)
-    return f"{path.rstrip('`')}: {message[0].lower()}{message[1:]}"

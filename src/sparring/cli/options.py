@@ -20,7 +20,9 @@ __all__ = [
 
 DEFAULT_SERVER = "http://127.0.0.1:8400"
 ServerOption = Annotated[str, typer.Option(envvar="SPARRING_SERVER", help="Address of the platform.")]
-AlgorithmOption = Annotated[str | None, typer.Option(help="What learns; default: by the game's actions.")]
+AlgorithmOption = Annotated[
+    str | None, typer.Option(help="What learns: dqn, ppo, …, or module:Class; default: by the game's actions.")
+]
 DataOption = Annotated[Path, typer.Option(help="Directory for everything: store, registry, checkpoints.")]
 JsonOption = Annotated[bool, typer.Option("--json", help="As JSON, for scripts.")]
 

@@ -35,7 +35,7 @@ def train(
     target: Annotated[
         str, typer.Argument(metavar="EXPERIMENT.yaml|GAME|RUN", help="An experiment, a game's id, or a run to resume.")
     ],
-    algorithm: Annotated[str | None, typer.Option(help="For a game without an experiment file.")] = None,
+    algorithm: Annotated[str | None, typer.Option(help="dqn, ppo, …, or module:Class of your own.")] = None,
     changes: Annotated[
         list[str] | None, typer.Option("--set", help="Change a key, such as algorithm.lr=1e-3; repeatable.")
     ] = None,

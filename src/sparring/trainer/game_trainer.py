@@ -17,6 +17,7 @@ from sparring.errors import InputError, SparringError
 from sparring.experience import Fragment
 from sparring.games import Box, Dict, Game, Space
 from sparring.games.catalog import load
+from sparring.networks.defaults import describe, kind_of
 from sparring.networks.policy import Policy
 from sparring.registry.manifest import DEFAULT_MODEL, DataSpan, Manifest
 from sparring.registry.registry import Registry, RegistryError
@@ -63,7 +64,7 @@ class Replaced(Exception):
     """The game was deleted and declared anew: what was learned is another game's."""
 
 
-def algorithm_name(game: Game, settings: Settings) -> str | None:
+def algorithm_name(game: Game, settings: Settings) -> str:
     return settings.algorithm or algorithms.default_for(game)
 
 
@@ -82,12 +83,14 @@ class GameTrainer:
         self.store, self.registry, self.directory, self.game, self.settings = store, registry, directory, game, settings
         self.discard = discard or store.discard
         directory.mkdir(parents=True, exist_ok=True)
-        name = algorithm_name(game, settings)
-        if name is None:
-            raise InputError(f"no algorithm learns {type(game.action).__name__} actions yet")
-        chosen = checkpoint.hyperparameters(directory, name, game, settings.hyperparameters)
-        algorithm = algorithms.create(name, game, chosen)
+        self.algorithm = algorithm_name(game, settings)
+        chosen = checkpoint.hyperparameters(directory, self.algorithm, game, settings.hyperparameters)
+        self.hyperparameters = algorithms.complete(self.algorithm, chosen, game)
+        algorithm = algorithms.create(self.algorithm, game, chosen)
         use_threads(algorithm)
+        if algorithm.layers is not None:
+            network = f"network for {kind_of(game.observation)}: {describe(algorithm.layers)}"
+            log.info("%s: %s, %s", game.name, self.algorithm, network)
         self.learner = create(algorithm, settings.seed, settings.window_bytes)
         self.simulated, self.unsimulated = game.env is not None, ""  # why not, for people
         self.cursor = 0
@@ -121,10 +124,10 @@ class GameTrainer:
             checkpoint.remove(path)
             log.warning("%s: was deleted and declared anew: learning begins anew", self.game.name)
             return
-        if (meta["algorithm"], meta["schema"]) != (self.learner.algorithm.name, self.game.schema):
+        if (meta["algorithm"], meta["schema"]) != (self.algorithm, self.game.schema):
             raise InputError(
                 f"{path} belongs to {meta['algorithm']} on schema {meta['schema']}, now it is "
-                f"{self.learner.algorithm.name} on {self.game.schema}: move the directory away to start afresh"
+                f"{self.algorithm} on {self.game.schema}: move the directory away to start afresh"
             )
         fresh = self.learner.save()
         self.learner.restore(arrays, meta)
@@ -159,8 +162,8 @@ class GameTrainer:
 
     def _state(self) -> tuple[dict[str, Any], dict[str, Any]]:
         arrays, meta = self.learner.save()
-        ours = {"cursor": self.cursor, "passed": self.passed, "considered": self.considered}
-        return arrays, meta | ours | {"registration": self.registration}
+        meta |= {"algorithm": self.algorithm, "schema": self.game.schema, "registration": self.registration}
+        return arrays, meta | {"cursor": self.cursor, "passed": self.passed, "considered": self.considered}
 
     def checkpoint(self) -> None:
         checkpoint.save(self.directory / "checkpoint", *self._state())
@@ -362,11 +365,11 @@ class GameTrainer:
         self.published = self.registry.publish(
             policy,
             model=DEFAULT_MODEL,
-            algorithm=learner.algorithm.name,
+            algorithm=self.algorithm,
             metrics=metrics,
             config={
                 name: value if isinstance(value, str | int | float) else msgspec.json.encode(value).decode()
-                for name, value in msgspec.structs.asdict(learner.config).items()
+                for name, value in msgspec.structs.asdict(self.hyperparameters).items()
             },
             parent=self.published.version if self.published else None,
             data=DataSpan(0, self.cursor, learner.fragments, learner.steps),
@@ -407,7 +410,7 @@ class GameTrainer:
         told = f"; {self.notice}" if self.notice and time.time() - self.noticed < NOTICE else ""
         return TrainerStatus(
             game=self.game.name,
-            algorithm=learner.algorithm.name,
+            algorithm=self.algorithm,
             state=state + self.trouble + self.unsaved + self.unsimulated + told,
             updates=learner.updates,
             updates_per_s=self.rate,

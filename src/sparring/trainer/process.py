@@ -289,7 +289,7 @@ class Roster:
         if known is not None and known.state == state and now - place.told_at < STATUS_EVERY:
             return
         if known is None:
-            known = TrainerStatus(place.game.name, algorithm_name(place.game, self.settings) or "none", state)
+            known = TrainerStatus(place.game.name, algorithm_name(place.game, self.settings), state)
         place.status = msgspec.structs.replace(known, state=state, updates_per_s=0.0, updated=time.time())
         place.told_at = now
         write_status(place.directory, place.status)

@@ -9,41 +9,30 @@ import time
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 import numpy as np
 
-from sparring import algorithms
-from sparring.algorithms.protocol import Algorithm
 from sparring.errors import GameError, InputError, SparringError, Unrenderable
-from sparring.experiment import Experiment, check_keys, explain, override, read, write
+from sparring.experiment import Experiment, override, read, write
 from sparring.export import onnx, weights
 from sparring.games import Game, catalog
 from sparring.games.spec import Array
-from sparring.networks import defaults
-from sparring.networks.activations import ACTIVATIONS
-from sparring.networks.layers import LAYERS, Layer, decode, find_layer
 from sparring.networks.policy import Policy
-from sparring.plugins import is_outside
 from sparring.runs import checkpoint, video
 from sparring.runs.live_view import Silent, View
 from sparring.runs.metrics import MetricsFiles, Row
 from sparring.runs.run import BEST, NO_POLICY, Best, Run, is_run, new_directory
+from sparring.training.choose import trainee_class
 from sparring.training.evaluate import LONGEST, play, summary
-from sparring.training.offline import Offline
-from sparring.training.trainee import OffPolicy, OnPolicy, Trainee
-from sparring.training.xla import use_compilation_cache, use_precision, use_threads
-
-if TYPE_CHECKING:
-    from sparring.rllib.bridge import Bridge
+from sparring.training.protocol import Trainee
 
 __all__ = ["INTERRUPTED", "Interrupted", "Loop", "begin", "reopen", "resume", "train"]
 
 log = logging.getLogger("sparring.training")
 INTERRUPTED = 75  # exit code after SIGTERM or Ctrl-C: a checkpoint was written, --resume goes on (EX_TEMPFAIL)
 CHANGEABLE = ("stop", "evaluation", "checkpoint", "runner", "resources")  # of an experiment that has begun
-OFFLINE = ("bc", "cql", "iql")  # they learn from others' play and have no way to explore
 ENDLESS = 4.0  # see `Loop._endless`
 SHORTEST = 100  # steps that an evaluation's episode has in any case
 RECENT = 20  # episodes that must have ended before their mean return can stop a run without evaluation
@@ -114,51 +103,10 @@ def reopen(path: Path, changes: Iterable[str] = (), view: View | None = None, sa
     return loop
 
 
-def create_algorithm(experiment: Experiment, game: Game) -> Algorithm:
-    if experiment.is_rllib:
-        raise InputError(f"{experiment.name} is trained by RLlib: this is for Sparring's own algorithms")
-    hyperparameters(experiment)
-    return algorithms.create(experiment.name, game, experiment.hyperparameters)
-
-
 def resolve(experiment: Experiment, game: Game) -> Experiment:
     """With all hyperparameters, those it leaves out too: they follow from the game."""
-    algorithm = {"name": experiment.name, **msgspec.to_builtins(hyperparameters(experiment, game))}
+    algorithm = {"name": experiment.name, **trainee_class(experiment).hyperparameters(experiment, game)}
     return msgspec.structs.replace(experiment, algorithm=algorithm)
-
-
-def hyperparameters(experiment: Experiment, game: Game | None = None) -> msgspec.Struct | dict[str, Any]:
-    """All of the algorithm's, checked, with those that the experiment leaves out; without a game as for vectors.
-    RLlib's are checked by its bridge."""
-    if experiment.is_rllib:
-        return experiment.hyperparameters
-    config = algorithms.config_of(experiment.name)
-    check_keys(experiment.hyperparameters, config, "algorithm.")
-    for key in ("layers", "critic_layers"):
-        layers = experiment.hyperparameters.get(key)
-        for i, layer in enumerate(layers if isinstance(layers, list) else ()):
-            check_layer(layer, f"algorithm.{key}[{i}]")
-    given = experiment.hyperparameters
-    if game is not None:
-        given = algorithms.defaults(experiment.name, game, given) | given
-    try:
-        complete: msgspec.Struct = msgspec.convert(given, config, dec_hook=decode)
-        return complete
-    except msgspec.ValidationError as error:
-        raise InputError(f"algorithm.{explain(error)}") from error
-
-
-def check_layer(layer: Any, path: str) -> None:
-    name = layer.get("layer") if isinstance(layer, dict) else None
-    if not isinstance(name, str) or (name not in LAYERS and not is_outside(name)):
-        raise InputError(f"{path} is {layer!r}: say which `layer` it is, {' or '.join(LAYERS)}, or module:Class")
-    kind = find_layer(name)
-    assert issubclass(kind, msgspec.Struct)
-    check_keys({key: value for key, value in layer.items() if key != "layer"}, kind, f"{path}.")
-    activation = layer.get("activation")
-    if isinstance(activation, str) and activation not in ACTIVATIONS and not is_outside(activation):
-        words = ", ".join(ACTIVATIONS)
-        raise InputError(f"{path}.activation is {activation!r}: choose one of {words}, or module:value")
 
 
 def create_trainee(experiment: Experiment, game: Game, logs: Path) -> Trainee:
@@ -166,32 +114,7 @@ def create_trainee(experiment: Experiment, game: Game, logs: Path) -> Trainee:
         raise InputError(f"{game.name} is a declared game: it cannot be simulated, so not evaluated (evaluation.every)")
     if experiment.checkpoint.video:
         video.require(game)
-    if experiment.is_rllib:
-        return load_bridge()(experiment, game)
-    return trainee_of(experiment, create_algorithm(experiment, game), logs)
-
-
-def trainee_of(experiment: Experiment, algorithm: Algorithm, logs: Path) -> Trainee:
-    """Any algorithm, ours or not, behind the loop's seam."""
-    game = algorithm.game
-    use_compilation_cache()
-    use_precision(experiment.precision)
-    use_threads(algorithm, experiment.rollout.workers if experiment.runner == "local" else 0)
-    if experiment.source == "store":
-        return Offline(experiment, algorithm, logs)
-    if game.env is None:
-        raise InputError(f"{game.name} is a declared game and cannot be simulated: learn it with `source: store`")
-    if experiment.name in OFFLINE:
-        raise InputError(f"{algorithm.name} learns from recorded play: use `source: store` and say which `store`")
-    return (OnPolicy if algorithm.on_policy else OffPolicy)(experiment, algorithm, logs)
-
-
-def load_bridge() -> "type[Bridge]":
-    try:
-        from sparring.rllib.bridge import Bridge
-    except ImportError as error:
-        raise InputError(f"rllib/… needs RLlib ({error}): pip install 'sparring[rllib]'") from error
-    return Bridge
+    return trainee_class(experiment)(experiment, game, logs)
 
 
 class Loop:
@@ -261,9 +184,8 @@ class Loop:
         files = MetricsFiles(self.directory.path, self.iteration, self.experiment.axis)
         self.files = self.held.enter_context(closing(files))
         self.held.enter_context(self.view.show(self.experiment, self.directory))
-        if (layers := self.experiment.algorithm.get("layers")) is not None and not self.experiment.is_rllib:
-            network = defaults.describe(msgspec.convert(layers, tuple[Layer, ...], dec_hook=decode))
-            self.view.say(f"network for {defaults.kind_of(self.trainee.game.observation)}: {network}")
+        if (network := self.trainee.network()) is not None:
+            self.view.say(f"network for {network}")
         self.held.callback(self.trainee.close)
         with self.game_log():
             self.trainee.open(self.states)
