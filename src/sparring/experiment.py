@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 import msgspec
 
 from sparring.errors import InputError
+from sparring.files import write_whole
 
 __all__ = [
     "Checkpoint",
@@ -236,9 +237,8 @@ def write(path: Path, experiment: Experiment) -> None:
     """
     import yaml
 
-    new = path.with_name(path.name + ".new")  # whole or not at all: a run without its experiment cannot be resumed
-    new.write_text(yaml.safe_dump(experiment.to_builtins(), sort_keys=False, default_flow_style=None))
-    new.replace(path)
+    text = yaml.safe_dump(experiment.to_builtins(), sort_keys=False, default_flow_style=None)
+    write_whole(path, text.encode())  # a run without its experiment cannot be resumed
 
 
 def override(data: dict[str, Any], changes: Iterable[str]) -> dict[str, Any]:

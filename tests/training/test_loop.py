@@ -563,8 +563,8 @@ def test_kill_9_loses_at_most_what_came_after_the_checkpoint_and_leaves_no_worke
 
     changes = {"rollout": Rollout(workers=2, envs=2, steps=8), "stop": Stop(iterations=10**6)}
     write(tmp_path / "e.yaml", experiment(tmp_path / "run", **changes))
-    code = "import sys; from pathlib import Path; from sparring.training import experiment as e, loop;"
-    code += "loop.train(e.read(Path(sys.argv[1])))"
+    code = "import sys; from pathlib import Path; from sparring import experiment as e;"
+    code += "from sparring.training import loop; loop.train(e.read(Path(sys.argv[1])))"
     process = subprocess.Popen([sys.executable, "-c", code, str(tmp_path / "e.yaml")])
     try:
         until = time.monotonic() + 120

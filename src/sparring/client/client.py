@@ -19,10 +19,11 @@ from sparring.client.convert import to_action
 from sparring.client.notices import Notices
 from sparring.client.published import OfBucket, OfServer, Published
 from sparring.client.recorder import LAST_ACT, Acted, Recorder
-from sparring.client.spool import Spool, write_whole
+from sparring.client.spool import Spool
 from sparring.client.transports.http import Refused, SchemaMismatch, Server, Unavailable
 from sparring.client.uploader import Stats, Uploader, register
 from sparring.errors import InputError, SparringError
+from sparring.files import write_whole
 from sparring.games import Game
 from sparring.games.spec import NAME
 from sparring.registry.manifest import DEFAULT_MODEL
@@ -262,7 +263,7 @@ class Client:
             self._notices.warn(f"{error}. Going on with the game as it was known last")
             return Game.from_json(kept.read_bytes())
         try:
-            write_whole(kept, game.to_json())
+            write_whole(kept, game.to_json(), parents=True, shared=True)
         except OSError as error:
             self._notices.warn(f"cannot write {kept} ({error}): without a server the game {name!r} will be unknown")
         return game

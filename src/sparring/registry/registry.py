@@ -12,12 +12,10 @@ can take the newest version back but not leave it torn, and its number is not gi
 all the same, the manifest's hashes tell, and `latest` is the newest version that is whole.
 """
 
-import fcntl
 import hashlib
 import itertools
 import logging
 import math
-import os
 import re
 import time
 from collections.abc import Iterator, Mapping
@@ -30,6 +28,7 @@ import obstore
 from obstore.exceptions import AlreadyExistsError, BaseError, PreconditionError
 from obstore.store import LocalStore, from_url
 
+from sparring import files as disk
 from sparring.aws.s3 import Bucket
 from sparring.errors import InputError, SparringError
 from sparring.export import onnx, weights
@@ -350,12 +349,8 @@ class Registry:
         if self._root is None:
             yield
             return
-        descriptor = os.open(self._root / folder, os.O_RDONLY)
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX)
+        with disk.locked(self._root / folder, wait=True):
             yield
-        finally:
-            os.close(descriptor)
 
     def _sync(self, folder: str, *names: str) -> None:
         """Files, and the names that lead to them, onto the disk. A bucket's write is durable when it returns."""
@@ -363,12 +358,7 @@ class Registry:
             return
         place = self._root / folder
         ways = [place, *itertools.takewhile(lambda path: path != self._root, place.parents), self._root]
-        for path in [*(place / name for name in names), *ways]:
-            descriptor = os.open(path, os.O_RDONLY)
-            try:
-                os.fsync(descriptor)
-            finally:
-                os.close(descriptor)
+        disk.sync(*(place / name for name in names), *ways)
 
     @contextmanager
     def _explained(self, what: str) -> Iterator[None]:

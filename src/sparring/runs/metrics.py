@@ -2,6 +2,7 @@
 knows where the time went. Names are stable; docs/training.md has them all."""
 
 import csv
+import io
 import json
 import logging
 import math
@@ -12,6 +13,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from sparring.errors import InputError
+from sparring.files import write_whole
 from sparring.runs.tensorboard import EventFile
 
 __all__ = ["INFOS", "PHASES", "Episode", "Episodes", "MetricsFiles", "Phases", "Row", "info_means", "read_rows"]
@@ -112,9 +114,7 @@ class MetricsFiles:
         self._jsonl, self._csv = directory / "metrics.jsonl", directory / "metrics.csv"
         rows = [row for row in read_rows(self._jsonl) if row["iteration"] <= iteration]
         self._columns: list[str] = []
-        new = self._jsonl.with_suffix(".jsonl.new")  # whole or not at all: these are the run's only rows
-        new.write_text("".join(json.dumps(row) + "\n" for row in rows))
-        new.replace(self._jsonl)
+        write_whole(self._jsonl, "".join(json.dumps(row) + "\n" for row in rows).encode())  # the run's only rows
         self._rewrite(rows)
         self._axis = axis
         self._events = EventFile(directory / "tensorboard", int(rows[-1][axis]) + 1 if rows else 0)
@@ -133,12 +133,11 @@ class MetricsFiles:
     def _rewrite(self, rows: list[Row]) -> None:
         for row in rows:
             self._columns += [name for name in row if name not in self._columns]
-        new = self._csv.with_suffix(".csv.new")
-        with new.open("w", newline="") as file:
-            writer = csv.DictWriter(file, self._columns)
-            writer.writeheader()
-            writer.writerows(rows)
-        new.replace(self._csv)
+        table = io.StringIO()
+        writer = csv.DictWriter(table, self._columns)
+        writer.writeheader()
+        writer.writerows(rows)
+        write_whole(self._csv, table.getvalue().encode())
 
     def close(self) -> None:
         self._events.close()

@@ -1,7 +1,5 @@
 """A run directory: the experiment, its metrics, checkpoints and policies. Reads; only the training loop writes."""
 
-import fcntl
-import os
 import re
 import shutil
 from collections.abc import Iterator
@@ -9,6 +7,7 @@ from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from sparring import files
 from sparring.errors import InputError
 from sparring.experiment import Experiment, read
 from sparring.networks.policy import Policy
@@ -145,16 +144,10 @@ class Run:
 @contextmanager
 def alone(path: Path, what: str) -> Iterator[None]:
     """Nobody else works in this directory; the lock goes with the process."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError as error:
-        os.close(descriptor)
-        raise InputError(f"{path} is being {what} by another process right now") from error
-    try:
+    with files.locked(path, wait=False) as ours:
+        if not ours:
+            raise InputError(f"{path} is being {what} by another process right now")
         yield
-    finally:
-        os.close(descriptor)
 
 
 def is_run(path: Path) -> bool:

@@ -20,6 +20,7 @@ from sparring.callbacks import Callback, CallbackError, Progress, Registered
 from sparring.errors import GameError, InputError, SparringError, Unrenderable
 from sparring.experiment import Experiment, check_keys, explain, override, read, write
 from sparring.export import onnx, weights
+from sparring.files import write_whole
 from sparring.games import Game, catalog
 from sparring.games.spec import Array
 from sparring.networks import defaults
@@ -475,9 +476,7 @@ class Loop:
 
     def _write(self, name: str, data: bytes) -> None:
         """Whole or not at all."""
-        new = self.directory.path / f"{name}.new"
-        new.write_bytes(data)
-        new.replace(self.directory.path / name)
+        write_whole(self.directory.path / name, data)
 
 
 def packed(policy: Policy) -> Array:
