@@ -139,6 +139,8 @@ class Experiment(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     :param evaluation: How the policy is evaluated while it learns.
     :param checkpoint: When and what is saved.
     :param callbacks: Callbacks as `module:Name`, each a class of `sparring.Callback` that takes no arguments.
+    :param metrics: Where the rows of metrics go: csv, jsonl, tensorboard, mlflow, wandb, or `module:Class`. `jsonl` is
+        always there: the run reads it itself.
     :param seed: Of everything random.
     :param out: Directory of the run. None: the next free one under runs/.
     """
@@ -156,6 +158,7 @@ class Experiment(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     evaluation: Evaluation = Evaluation()
     checkpoint: Checkpoint = Checkpoint()
     callbacks: tuple[str, ...] = ()
+    metrics: tuple[str, ...] = ("csv", "jsonl", "tensorboard")
     seed: Seed = 0
     out: str | None = None
 
@@ -164,6 +167,10 @@ class Experiment(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             raise ValueError("algorithm.name is missing: say which algorithm, such as {name: ppo}")
         if self.runner == "ray" and self.rollout.workers == 0:
             raise ValueError("runner: ray plays in actors: say how many with rollout.workers")
+        if "jsonl" not in self.metrics:
+            raise ValueError("metrics lacks jsonl: plots, `sparring runs` and --resume read the run's rows from it")
+        if len(set(self.metrics)) < len(self.metrics):
+            raise ValueError(f"metrics names a sink twice: {', '.join(self.metrics)}")
         if self.source == "store" and self.store is None:
             raise ValueError("store is missing: where are the fragments? (a data directory, such as .sparring)")
 

@@ -26,9 +26,9 @@ from sparring.games.spec import Array
 from sparring.networks import defaults
 from sparring.networks.policy import Policy
 from sparring.networks.spec import Conv, Dense, Layer
-from sparring.runs import checkpoint, video
+from sparring.runs import checkpoint, sinks, video
 from sparring.runs.live_view import Silent, View
-from sparring.runs.metrics import MetricsFiles, Row
+from sparring.runs.metrics import Row
 from sparring.runs.run import BEST, NO_POLICY, Best, Run, is_run, new_directory
 from sparring.training.evaluate import LONGEST, play, summary
 from sparring.training.offline import Offline
@@ -42,7 +42,15 @@ __all__ = ["INTERRUPTED", "Interrupted", "Loop", "begin", "reopen", "resume", "t
 
 log = logging.getLogger("sparring.training")
 INTERRUPTED = 75  # exit code after SIGTERM or Ctrl-C: a checkpoint was written, --resume goes on (EX_TEMPFAIL)
-CHANGEABLE = ("stop", "evaluation", "checkpoint", "runner", "resources", "callbacks")  # of an experiment that has begun
+CHANGEABLE = (
+    "stop",
+    "evaluation",
+    "checkpoint",
+    "runner",
+    "resources",
+    "callbacks",
+    "metrics",
+)  # of one that has begun
 OFFLINE = ("bc", "cql", "iql")  # they learn from others' play and have no way to explore
 ENDLESS = 4.0  # see `Loop._endless`
 SHORTEST = 100  # steps that an evaluation's episode has in any case
@@ -105,6 +113,8 @@ def begin(experiment: Experiment, view: View | None = None, callbacks: Iterable[
     experiment = msgspec.structs.replace(experiment, out=str(path))
     try:
         registered = Registered(callbacks, experiment, path)
+        for name in experiment.metrics:
+            sinks.find(name)
         trainee = create_trainee(experiment, game, path / "workers")
         trainee.prepare()  # before anything is written: it may refuse
     except BaseException:
@@ -242,6 +252,7 @@ class Loop:
         self.evaluation: float | None = None
         self.best: Best | None = None
         self.warned = False  # that evaluations are cut
+        self.opened = False  # there is something to save
         self.states: list[Any] | None = None
         self.saved = self.exported = -1  # iterations of the newest checkpoint and of the policy's files
 
@@ -285,8 +296,9 @@ class Loop:
                 while not self.done() and not asked.is_set():
                     self.step()
                 self.save()
-        except CallbackError:
-            self.save()
+        except (CallbackError, sinks.SinkError):
+            if self.opened:
+                self.save()
             raise
         finally:
             self.close()
@@ -297,8 +309,8 @@ class Loop:
 
     def open(self) -> None:
         self.since = time.monotonic()
-        files = MetricsFiles(self.directory.path, self.iteration, self.experiment.axis)
-        self.files = self.held.enter_context(closing(files))
+        opened = sinks.Sinks(self.directory.path, self.experiment, self.iteration)
+        self.sinks = self.held.enter_context(closing(opened))
         self.held.enter_context(self.view.show(self.experiment, self.directory))
         if (layers := self.experiment.algorithm.get("layers")) is not None and not self.experiment.is_rllib:
             network = defaults.describe(msgspec.convert(layers, tuple[Layer, ...]))
@@ -306,6 +318,7 @@ class Loop:
         self.held.callback(self.trainee.close)
         with self.game_log():
             self.trainee.open(self.states)
+        self.opened = True
         self.held.callback(self.callbacks.end, self.progress)  # before the rest is closed
         self.callbacks.start(self.progress())
 
@@ -338,7 +351,7 @@ class Loop:
         """An iteration: its row is written and shown, and a checkpoint where one is due."""
         with self.game_log():
             row = self.row = self.iterate()
-        self.files.add(row)
+        self.sinks.write(row)
         self.view.row(row)
         if "time/evaluate_s" in row:
             self.callbacks.call("on_evaluation", self.progress())
