@@ -42,7 +42,7 @@ peers: .venv/.dev .venv-peers/.installed  ## speed beside SB3, SBX and RLlib (6 
 
 lock: .venv/.uv  ## refresh the pinned versions after a change of pyproject.toml
 	$(UV) pip compile --quiet --no-emit-index-url --universal --python-version 3.11 --extra platform pyproject.toml -o requirements/platform.txt
-	$(UV) pip compile --quiet --no-emit-index-url --universal --python-version 3.11 --extra platform --extra train --extra ray --extra tune --extra rllib --extra cassandra --extra spark --extra aws --extra bullet --extra box2d --extra atari --group dev pyproject.toml -o requirements/dev.txt
+	$(UV) pip compile --quiet --no-emit-index-url --universal --python-version 3.11 --extra platform --extra train --extra ray --extra tune --extra rllib --extra cassandra --extra spark --extra aws --extra mlflow --extra wandb --extra bullet --extra box2d --extra atari --group dev pyproject.toml -o requirements/dev.txt
 	$(UV) pip compile --quiet --no-emit-index-url --universal --python-version 3.11 --extra platform --group docs -c requirements/dev.txt pyproject.toml -o requirements/docs.txt
 	$(UV) pip compile --quiet --no-emit-index-url --universal --python-version 3.11 --group peers -o requirements/peers.txt
 

@@ -1,7 +1,6 @@
 """`sparring up`: gateway, store and registry in this process, the trainer in a child. All data under one directory."""
 
 import contextlib
-import fcntl
 import logging
 import os
 import subprocess
@@ -16,6 +15,7 @@ import msgspec
 from sparring.aws import sdk
 from sparring.aws.kinesis import Kinesis, default_directory
 from sparring.errors import InputError
+from sparring.files import try_lock
 from sparring.gateway.app import create_app, serve
 from sparring.heartbeat import Patience, Watch
 from sparring.registry.registry import Registry, RegistryError
@@ -105,14 +105,10 @@ def _locked(data: Path, name: str) -> Iterator[None]:
     """Two platforms on one directory would train the same games twice."""
     data.mkdir(parents=True, exist_ok=True)
     with (data / name).open("a+") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
+        if not try_lock(file.fileno()):
             file.seek(0)
             owner = file.read().strip() or "unknown"
-            raise InputError(
-                f"{data} is in use by another `sparring up` (process {owner}): choose another --data"
-            ) from error
+            raise InputError(f"{data} is in use by another `sparring up` (process {owner}): choose another --data")
         file.truncate(0)
         file.write(str(os.getpid()))
         file.flush()

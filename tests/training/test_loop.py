@@ -2,6 +2,7 @@
 overwrite anything."""
 
 import csv
+import io
 import json
 import os
 import signal
@@ -15,12 +16,14 @@ import msgspec
 import numpy as np
 import pytest
 
+from sparring import files
 from sparring.errors import InputError, SparringError
 from sparring.experiment import Checkpoints, Evaluation, Experiment, Rollout, Stop, write
 from sparring.export import onnx
 from sparring.runs import checkpoint
-from sparring.runs.metrics import PHASES, MetricsFiles
+from sparring.runs.metrics import PHASES
 from sparring.runs.run import Best, Run, list_runs, new_directory
+from sparring.runs.sinks import Sinks
 from sparring.training import evaluate, loop
 
 SMALL = [{"layer": "dense", "units": 16}]
@@ -343,15 +346,17 @@ def test_killed_between_the_checkpoint_and_the_policys_files(tmp_path):
 
 def test_killed_while_rows_are_taken_over(tmp_path, monkeypatch):
     run = loop.train(experiment(tmp_path / "run", stop=Stop(iterations=2)))
-    rows, write_text = run.rows(), Path.write_text
+    rows, killed = run.rows(), []
 
-    def killed(path, text):
-        write_text(path, text[: len(text) // 2])
-        raise KeyboardInterrupt
+    class Torn(io.FileIO):
+        def write(self, data):
+            killed.append(super().write(data[: len(data) // 2]))
+            raise KeyboardInterrupt
 
-    monkeypatch.setattr(Path, "write_text", killed)
+    monkeypatch.setattr(files, "open", Torn, raising=False)
     with pytest.raises(KeyboardInterrupt):
-        MetricsFiles(run.path, 2)
+        Sinks(run.path, run.experiment, 2)
+    assert killed[0] > 0
     assert run.rows() == rows
 
 

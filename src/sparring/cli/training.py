@@ -2,7 +2,6 @@
 parse and print; what they do is elsewhere, and is loaded when it is asked for."""
 
 import logging
-import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,7 +14,6 @@ from sparring.errors import InputError
 
 if TYPE_CHECKING:
     from sparring.experiment import Experiment
-    from sparring.networks.policy import Policy
 
 __all__ = ["evaluate", "export", "plot", "publish", "record", "runs", "train"]
 
@@ -61,7 +59,7 @@ def train(
         if resume:
             if algorithm is not None or out is not None:
                 raise InputError("--resume takes a run directory and --set only: everything else is in the run")
-            run = loop.resume(Path(target), changes, view_for(console))
+            run = loop.resume(target, changes, view_for(console))
         else:
             run = loop.train(experiment_of(target, algorithm, changes, out), view_for(console))
     except loop.Interrupted as error:
@@ -100,9 +98,10 @@ def evaluate(
     registry: Registry = DEFAULT_REGISTRY,
 ) -> None:
     """Play whole episodes with a run's or a published policy and print the returns."""
+    from sparring.policies import load_policy
     from sparring.training.evaluate import play, summary
 
-    policy = policy_of(target, registry)
+    policy = load_policy(target, registry)
     with _progress("playing", episodes) as told:
         played = play(policy, episodes, seed, explore=explore, told=lambda ended: told(ended, f"{ended} episodes"))
     for name, value in summary(played).items():
@@ -117,9 +116,10 @@ def record(
     registry: Registry = DEFAULT_REGISTRY,
 ) -> None:
     """Write a video of a run's or a published policy; needs no display."""
+    from sparring.policies import load_policy
     from sparring.runs import video
 
-    policy = policy_of(target, registry)
+    policy = load_policy(target, registry)
     out = out or _video(target)
     with _progress("recording", episodes) as told:
         returns = video.record(
@@ -233,9 +233,10 @@ def export(
 ) -> None:
     """Write a run's or a published policy as a file for other programs, named after the run or the model."""
     from sparring.export import formats
+    from sparring.policies import load_policy
 
     formats.find_format(to)  # before anything is read
-    policy = policy_of(target, registry)
+    policy = load_policy(target, registry)
     for path in formats.write(formats.render(to, policy, _stem(target)), out):
         typer.echo(str(path))
 
@@ -289,29 +290,3 @@ def runs(
     console.print(table)  # as wide as it is: half a number helps nobody
     for problem in bad:
         typer.echo(f"not listed: {problem}", err=True)
-
-
-def policy_of(target: str, registry: str) -> "Policy":
-    """From a run directory, or from the registry by name."""
-    from sparring.runs.run import find_run
-
-    if (at := find_run(target)) is not None:
-        run, which = at
-        return run.policy("last" if which is None else which)
-    found = re.fullmatch(r"([^/]+)(?:/([^/]+)(?:/(\d+))?)?", target)
-    if found is None:
-        raise InputError(f"{target} is neither a run directory nor a model (GAME[/MODEL[/VERSION]])")
-    if "://" not in registry and not Path(registry).is_dir():
-        raise InputError(f"{target} is not a run directory, and there is no registry at {registry} to look it up in")
-    from sparring.registry.manifest import DEFAULT_MODEL
-    from sparring.registry.registry import Registry
-
-    where = Registry(registry)
-    where.check()
-    game, model, mine = found[1], found[2] or DEFAULT_MODEL, "://" not in registry  # a bucket may be anybody's
-    if found[3] is not None:
-        return where.policy(game, model, int(found[3]), trusted=mine)
-    latest = where.latest(game, model)
-    if latest is None:
-        raise InputError(f"{target} is not a run directory, and {registry} has no model {model!r} of {game}")
-    return where.policy(game, model, latest.version, trusted=mine)

@@ -50,7 +50,11 @@ def fault(name: str, where: str, error: BaseException) -> GameError:
 
 
 def load(name: str) -> Game:
-    """A path to a declaration, or a Gymnasium id."""
+    """A game by name.
+
+    :param name: A Gymnasium id, `module:Id` of a game of your own, or the path of a declaration (.json).
+    :raises InputError: there is no such game, or its spaces are of a kind that is not supported.
+    """
     if name.endswith(".json"):
         path = Path(name)
         if not path.is_file():

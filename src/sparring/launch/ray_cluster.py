@@ -11,6 +11,7 @@ from pathlib import Path
 import sparring
 from sparring.errors import InputError, SparringError
 from sparring.experiment import Resources
+from sparring.files import create
 from sparring.launch import local_ray
 from sparring.launch.head import require_head
 
@@ -24,12 +25,7 @@ def use_token() -> Path:
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     os.environ.setdefault("RAY_worker_niceness", "0")  # Ray's 15 is for batch jobs; our learner waits for its workers
     path.parent.mkdir(parents=True, exist_ok=True)
-    try:
-        handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    except FileExistsError:
-        return path
-    with os.fdopen(handle, "w") as file:
-        file.write(secrets.token_hex(32))
+    create(path, secrets.token_hex(32).encode(), 0o600)
     return path
 
 

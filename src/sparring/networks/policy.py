@@ -53,9 +53,16 @@ ERFC = (
 
 @dataclass(frozen=True, eq=False)
 class Policy:
-    """`params` has the float32 arrays of `networks.spec.param_shapes` and, with a normaliser, `normaliser.mean` and
-    `normaliser.std` (shaped like the features). `exploration` is ε for Q-values, the noise's deviation (of actions
-    scaled to ±1) for deterministic ones, unused otherwise."""
+    """What acts: `load_policy` gives one.
+
+    :param game: The game that it plays.
+    :param layers: The network's layers.
+    :param head: What their output means: Q-values, logits, means …
+    :param params: The float32 arrays of `networks.spec.param_shapes` and, with a normaliser, `normaliser.mean` and
+        `normaliser.std` (shaped like the features).
+    :param exploration: ε for Q-values, the noise's deviation (of actions scaled to ±1) for deterministic ones, unused
+        otherwise.
+    """
 
     game: Game
     layers: tuple[Layer, ...]
@@ -90,26 +97,36 @@ class Policy:
 
     @property
     def noise_kind(self) -> Literal["uniform", "normal"]:
+        """The distribution of `noise`."""
         return "uniform" if isinstance(self.head, QValues | Categorical) else "normal"
 
     @property
     def noise_size(self) -> int:
+        """Numbers of `noise` for each observation."""
         return 2 if isinstance(self.head, QValues) else action_size(self.game.action)
 
     def noise(self, rng: np.random.Generator, batch: int) -> Array:
+        """Random numbers to explore with, for `act`.
+
+        :param rng: Where they come from.
+        :param batch: How many observations.
+        """
         shape = (batch, self.noise_size)
         if self.noise_kind == "uniform":
             return rng.random(shape, np.float32)
         return rng.standard_normal(shape, np.float32)
 
     def explore(self, exploration: float) -> "Policy":
+        """The same policy with another `exploration`."""
         return replace(self, exploration=exploration)
 
     def act(self, obs: Any, noise: Any = None) -> tuple[Array, Array | None]:
         """One observation → one action, a batch → a column of actions; with noise (exploring) their log-probabilities.
 
-        Observations are arrays or lists, those of a Dict space mappings; a batch of these is a mapping of columns or a
-        list of mappings. InputError says what does not fit. `noise` has a row for each observation (`Policy.noise`).
+        :param obs: Arrays or lists; of a Dict space mappings, and a batch of these is a mapping of columns or a list
+            of mappings.
+        :param noise: To explore with, a row for each observation (`Policy.noise`). None: greedily.
+        :raises InputError: it says what does not fit.
 
         For continuous actions that is the log-density of the action as a learner finds it in a fragment, scaled to ±1
         where it has bounds; on a bound to which a Gaussian is clipped it is the log-probability of the mass beyond.
@@ -127,6 +144,40 @@ class Policy:
         if found.dtype.kind != "f" or (found.shape != shape and (rows != 1 or found.shape != shape[1:])):
             raise InputError(f"noise: expected numbers of shape {shape}, got {found.dtype} of shape {found.shape}")
         return found.reshape(shape)
+
+    def probabilities(self, obs: Any) -> Array | list[Array]:
+        """How likely each action is while exploring: of a softmax policy, or of ε-greedy Q-values (`exploration`).
+
+        :param obs: One observation or a batch, as for `act`.
+        :returns: (actions,) of one observation, (batch, actions) of a batch; a list of these, one for each part, where
+            the action is MultiDiscrete.
+        :raises InputError: actions are continuous: they have a density, which `act` tells of those that it draws.
+        """
+        if not isinstance(self.head, QValues | Categorical):
+            raise InputError(f"{self.game.name} has continuous actions: no single one has a probability")
+        batch, single = to_batch(self.game.observation, obs)
+        out = self.outputs(batch)
+        if isinstance(self.head, QValues):
+            found = np.full(out.shape, self.exploration / out.shape[-1], np.float32)
+            found[np.arange(len(out)), out.argmax(-1)] += np.float32(1 - self.exploration)
+            return found[0] if single else found
+        if not isinstance(self.game.action, MultiDiscrete):
+            return _softmax(out)[0] if single else _softmax(out)
+        parts = [_softmax(part) for part in np.split(out, np.cumsum(self.game.action.nvec)[:-1], -1)]
+        return [part[0] for part in parts] if single else parts
+
+    def values(self, obs: Any) -> Array:
+        """The Q-value of each action: the return that the policy expects after it.
+
+        :param obs: One observation or a batch, as for `act`.
+        :returns: (actions,) of one observation, (batch, actions) of a batch.
+        :raises InputError: the policy has none: of actor-critic algorithms it is the actor alone.
+        """
+        if not isinstance(self.head, QValues):
+            raise InputError("this policy has no values: algorithms with Q-values have them, here is an actor alone")
+        batch, single = to_batch(self.game.observation, obs)
+        out = self.outputs(batch)
+        return out[0] if single else out
 
     def outputs(self, obs: Array) -> Array:
         """The head's numbers for a column of observations: Q-values, logits, means …"""
@@ -252,6 +303,11 @@ def _log_softmax(logits: Array, pick: Array) -> Array:
     z = logits - np.maximum.reduce(logits, -1)[:, None]
     log_prob = z[np.arange(len(z)), pick] - np.log(np.add.reduce(np.exp(z), -1))
     return log_prob.astype("<f4", copy=False)
+
+
+def _softmax(logits: Array) -> Array:
+    z = np.exp(logits - logits.max(-1, keepdims=True))
+    return z / z.sum(-1, keepdims=True)
 
 
 def _clip(x: Array, low: Any, high: Any) -> Array:

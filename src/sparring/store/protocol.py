@@ -115,6 +115,8 @@ class Stats(msgspec.Struct, frozen=True):
 
 
 class Store(Protocol):
+    """Where recorded play is kept. `open_store` opens one by its address."""
+
     def register(self, game: Game) -> None:
         """Idempotent; InputError when the name is taken by a game with another schema, GameUnreadable when it is taken
         by one whose declaration cannot be read."""
@@ -187,14 +189,17 @@ class Store(Protocol):
         """A mark that changes whenever something of the game was erased or discarded; "" when nothing ever was. Who
         keeps play in memory drops it and reads it again when the mark is another one."""
 
-    def stats(self, game: str) -> Stats: ...
+    def stats(self, game: str) -> Stats:
+        """How much there is of a game."""
 
     def players(self, game: str, limit: int = 100) -> list[PlayerStats]:
         """The most recently seen first."""
 
-    def versions(self, game: str) -> list[VersionStats]: ...
+    def versions(self, game: str) -> list[VersionStats]:
+        """How much each version of a model played, and how much humans did."""
 
     def episodes(self, game: str, after: int = 0, limit: int = 1000) -> list[Episode]:
         """Finished, complete episodes whose last fragment to arrive was stored after the cursor, oldest first."""
 
-    def close(self) -> None: ...
+    def close(self) -> None:
+        """Ends what waits to be written, then lets go of the store."""

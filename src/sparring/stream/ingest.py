@@ -35,8 +35,8 @@ from pyspark.sql.types import StructType
 from sparring.api import StreamStatus
 from sparring.aws import sdk
 from sparring.aws.kinesis import Kinesis
-from sparring.client.spool import write_whole
 from sparring.errors import InputError, SparringError
+from sparring.files import write_whole
 from sparring.store import open_store
 from sparring.store.protocol import Store
 from sparring.stream.sink import Result, Sink
@@ -221,7 +221,9 @@ class _Job:
     def say(self, **news: Any) -> None:
         with self.saying:
             self.status = msgspec.structs.replace(self.status, **news, updated=time.time())
-            write_whole(self.options.directory / "status.json", msgspec.json.encode(self.status))
+            write_whole(
+                self.options.directory / "status.json", msgspec.json.encode(self.status), parents=True, shared=True
+            )
 
 
 def run(options: Options, on_batch: Callable[[Batch], None] = lambda batch: None) -> None:

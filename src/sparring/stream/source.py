@@ -9,7 +9,6 @@ a split or a merge begin when all of their parents is in the store.
 
 import functools
 import logging
-import os
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -22,6 +21,7 @@ from pyspark.sql.types import StructType
 
 from sparring.aws import sdk
 from sparring.aws.kinesis import IteratorExpired, Kinesis, Page, PositionUnknown, Record
+from sparring.files import write_whole
 
 __all__ = ["KinesisReader", "KinesisSource", "Mark", "Positions", "Reached"]
 
@@ -62,12 +62,7 @@ class Positions:
         self.path = path
 
     def write(self, reached: Reached) -> None:
-        part = self.path.with_suffix(".part")
-        with part.open("wb") as file:
-            file.write(msgspec.json.encode(reached))
-            file.flush()
-            os.fsync(file.fileno())
-        part.replace(self.path)
+        write_whole(self.path, msgspec.json.encode(reached), sync=True)
 
     def read(self, batch: int) -> dict[str, str]:
         """Empty: the end of this batch is not known."""

@@ -1,13 +1,13 @@
 """What a sweep knows beyond its trials' own directories: which trials there are, with which values, and how they ended.
 Lines of JSON, appended as it happens, so that a sweep can be killed at any moment and resumed."""
 
-import os
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
+from sparring import files
 from sparring.errors import InputError
 from sparring.runs.run import Run, is_run
 from sparring.search_space import Values
@@ -90,10 +90,7 @@ class Journal:
                     trial.note(row, metric)
 
     def add(self, *events: Begun | Copied | Ended) -> None:
-        with self.path.open("ab") as file:
-            file.write(b"".join(msgspec.json.encode(event) + b"\n" for event in events))
-            file.flush()
-            os.fsync(file.fileno())
+        files.append(self.path, b"".join(msgspec.json.encode(event) + b"\n" for event in events))
         for event in events:
             self._apply(event)
 

@@ -8,6 +8,7 @@ from typing import Any
 
 from sparring.errors import InputError, SparringError
 from sparring.experiment import override
+from sparring.files import write_whole
 from sparring.runs.run import RUNS, alone
 from sparring.sweep.journal import Journal, TrialStatus
 from sparring.sweep.plan import Sweep, read
@@ -97,6 +98,5 @@ def _free_directory(sweep: Sweep) -> Path:
 def _write(sweep: Sweep, root: Path) -> None:
     import yaml
 
-    new = root / "sweep.yaml.new"
-    new.write_text(yaml.safe_dump(sweep.to_builtins(), sort_keys=False, default_flow_style=None))
-    new.replace(root / "sweep.yaml")
+    text = yaml.safe_dump(sweep.to_builtins(), sort_keys=False, default_flow_style=None)
+    write_whole(root / "sweep.yaml", text.encode())

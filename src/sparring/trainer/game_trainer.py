@@ -15,6 +15,7 @@ from sparring import algorithms
 from sparring.api import TrainerStatus
 from sparring.errors import InputError, SparringError
 from sparring.experience import Fragment
+from sparring.files import write_whole
 from sparring.games import Box, Dict, Game, Space
 from sparring.games.catalog import load
 from sparring.networks.defaults import describe, kind_of
@@ -431,10 +432,7 @@ class GameTrainer:
 def write_status(directory: Path, status: TrainerStatus) -> None:
     """A disk that is full keeps the old status, and nothing else from working."""
     try:
-        directory.mkdir(parents=True, exist_ok=True)
-        new = directory / "status.json.new"
-        new.write_bytes(msgspec.json.encode(status))
-        new.replace(directory / "status.json")
+        write_whole(directory / "status.json", msgspec.json.encode(status), parents=True)
     except OSError as error:
         log.warning("%s: cannot write its status: %s", status.game, error)
 
