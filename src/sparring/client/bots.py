@@ -12,9 +12,8 @@ import msgspec
 
 from sparring.client.bot import Loaded, Policy, RandomPlay
 from sparring.client.notices import Notices, attempt, describe, log
-from sparring.client.published import Published
 from sparring.client.spool import write_whole
-from sparring.client.transports.http import Unavailable
+from sparring.client.transports.base import ModelSource, Unavailable
 from sparring.errors import InputError
 from sparring.games import Game
 from sparring.games.spec import NAME
@@ -32,12 +31,12 @@ SHA256 = re.compile("[0-9a-f]{64}")
 class Models:
     """One game's published versions, with their files in `directory`."""
 
-    def __init__(self, published: Published, game: Game, directory: Path, notices: Notices) -> None:
-        self.published, self.game, self.directory, self.notices = published, game, directory, notices
+    def __init__(self, source: ModelSource, game: Game, directory: Path, notices: Notices) -> None:
+        self.source, self.game, self.directory, self.notices = source, game, directory, notices
 
     def version(self, model: str, version: int) -> Policy:
         """A certain version."""
-        return self.load(self.published.manifest(self.game.name, model, version))
+        return self.load(self.source.manifest(self.game.name, model, version))
 
     def load(self, manifest: Manifest) -> Policy:
         """From disk or from where it is published. Raises InputError for a file that cannot play this game."""
@@ -88,7 +87,7 @@ class Models:
         return info
 
     def _download(self, manifest: Manifest, sha256: str, size: int) -> bytes:
-        data = self.published.file(manifest, FILE, size)
+        data = self.source.file(manifest, FILE, size)
         if (found := hashlib.sha256(data).hexdigest()) != sha256:
             raise InputError(
                 f"{FILE} of version {manifest.version} of {manifest.model!r} is damaged: "
@@ -140,7 +139,7 @@ class Newest:
         self._due = time.monotonic() + min(MAX_DELAY, self._every * 2 ** min(self._failures, 10))
 
     def _look(self) -> None:
-        found = self._models.published.latest(self._models.game.name, self._model, self._etag)
+        found = self._models.source.latest(self._models.game.name, self._model, self._etag)
         if found is None:
             return
         manifest, etag = found

@@ -23,10 +23,12 @@ except ImportError:  # a game that only plays goes without
     gzip = zlib
 
 __all__ = ["JsonFragment", "TooLarge", "array", "compress", "decode", "decode_json", "decompress", "encode"]
+__all__ += ["encode_one", "split"]
 
 NUMBER = Box(())  # rewards and log-probabilities: one float32 a step
 _encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder(list[Fragment])
+_splitter = msgspec.msgpack.Decoder(list[msgspec.Raw])
 
 
 class TooLarge(InputError):
@@ -67,6 +69,17 @@ _json_decoder = msgspec.json.Decoder(list[JsonFragment])
 
 def encode(fragments: list[Fragment]) -> bytes:
     return _encoder.encode(fragments)
+
+
+def encode_one(fragment: Fragment) -> bytes:
+    """For `array`."""
+    return _encoder.encode(fragment)
+
+
+def split(body: bytes) -> list[bytes]:
+    """What `array` joined: the bytes of each fragment, also of what we do not know in them. For a body that `decode`
+    takes."""
+    return [bytes(raw) for raw in _splitter.decode(body)]
 
 
 def decode(body: bytes) -> list[Fragment]:
