@@ -5,6 +5,7 @@ import hashlib
 import os
 import re
 import threading
+import time
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -13,7 +14,7 @@ import numpy as np
 
 from sparring import api
 from sparring.client.bot import Bot
-from sparring.client.bots import Models, Newest
+from sparring.client.bots import Models, Newest, Refresher
 from sparring.client.convert import to_action
 from sparring.client.notices import Notices
 from sparring.client.public_registry import BucketModels
@@ -115,6 +116,7 @@ class Client:
         self._models = Models(self._source, self.game, self.directory / "bots", self._notices)
         self._lock = threading.Lock()
         self._newest: dict[str, Newest] = {}
+        self._refresher = Refresher(self._notices)
         self._players: dict[str, Player] = {}
         self._uploader = Uploader(
             self._transport,
@@ -199,6 +201,7 @@ class Client:
         with self._lock:
             if model not in self._newest:
                 self._newest[model] = Newest(self._models, model, self._refresh)
+                self._refresher.follow(self._newest[model])
             return self._newest[model]
 
     def close(self, timeout: float = 5.0) -> None:
@@ -210,7 +213,9 @@ class Client:
         for player in self._players.values():
             player.closed = True
             player.end_episode()
+        end = time.monotonic() + timeout
         self._uploader.close(timeout)
+        self._refresher.close(min(1.0, max(0.0, end - time.monotonic())))
         self._source.close()
         self._gateway.close()
         if self._transport is not self._gateway:
@@ -219,9 +224,6 @@ class Client:
     def _tick(self) -> None:
         for player in list(self._players.values()):
             player.cut(self._max_age)
-        if not self._closed:
-            for newest in list(self._newest.values()):
-                newest.refresh_if_due()
 
     def _register(self, game: Game) -> bool:
         """Whether the server knows the game now. SchemaMismatch when it knows another one by that name."""
