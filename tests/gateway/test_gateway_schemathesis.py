@@ -82,7 +82,6 @@ GAMES = [
         (("players",), 0),
         (("players",), 10**9),
         (("env",), 7),
-        (("surprise",), 1),
         (("action",), {**BOX, "dtype": "int8"}),
         (("action",), {"type": "dict", "fields": {"a": BOX}}),
         (("action", "n"), 0),
@@ -126,7 +125,6 @@ UPLOADS = [
             ("start", 0.5),
             ("version", -1),
             ("log_prob", []),
-            ("surprise", 1),
         ]
     ],
 ]

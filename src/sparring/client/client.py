@@ -320,7 +320,7 @@ def _declared(game: Game | str | Path) -> Game | None:
     if path.suffix != ".json":
         return None
     try:
-        return Game.from_json(path.read_bytes())
+        return Game.declared(path.read_bytes())
     except OSError as error:
         raise InputError(f"cannot read the game declaration {path}: {error.strerror}") from error
 

@@ -347,6 +347,9 @@ class Uploader:
     def _account(self, done: Uploaded, count: int) -> None:
         for rejected in done.rejected:
             self._notices.warn(f"the server refuses play of {self._game.name!r} for good: {rejected.reason}")
+        if done.ignored:
+            names = ", ".join(done.ignored)
+            self._notices.warn(f"{self._transport.address} is older than this client, and does not store: {names}")
         with self._changed:
             self._stats = replace(
                 self._stats,

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 
+import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -27,6 +28,8 @@ ENCODINGS = ("", "identity", "gzip", "deflate")
 # Up to this many bytes and fragments are decoded and checked in the event loop: 0.4 ms for 50 fragments in 1.3 MB, less
 # than it costs to hand them to a thread. (Only a batch with a fault is looked at one by one, at 20 µs per fragment.)
 INLINE, INLINE_FRAGMENTS = 2 << 20, 100
+# Our client's uploads are gzipped: 0.05 ms for 4 fragments in 7 kB, 0.4 ms for 50 in 82 kB; a thread adds 0.1 ms.
+INLINE_GZIP, INLINE_INFLATED = 96 << 10, 256 << 10
 FAILURE_EXPIRES = 30.0  # seconds
 log = logging.getLogger(__name__)
 MAX_TEXT = 300  # of ids and reasons that come back: they quote what the client sent
@@ -52,6 +55,7 @@ class Batch:
     places: list[int] | None = None  # none: all of them were good, in order
     rejected: list[Rejected] = field(default_factory=list)
     senders: list[str] = field(default_factory=list)  # the players of `rejected`
+    ignored: list[str] = field(default_factory=list)  # names of fields that we do not know
 
 
 class Ingest:
@@ -93,12 +97,11 @@ class Ingest:
             body = await read_body(request, self._limits.json if kind == JSON else self._limits.body, hold)
             self._metrics.received += len(body)
             try:
-                if kind == MSGPACK and encoding in ("", "identity") and _is_small(body):
-                    batch, size, pending = self._take(body, kind, encoding, game)
+                if kind == MSGPACK and (plain := _small(body, encoding, self._limits)) is not None:
+                    batch, size, pending = self._take(plain, kind, "", game)
                 else:
-                    work = functools.partial(self._take, body, kind, encoding, game)
-                    batch, size, pending = await asyncio.get_running_loop().run_in_executor(self._threads, work)
-                    hold.grow(size - len(body))
+                    batch, size, pending = await self._take_in_thread(body, kind, encoding, game)
+                hold.grow(size - len(body))
                 outcomes = await asyncio.wrap_future(pending) if pending is not None else []
             except (InputError, StoreBusy):  # the sender's fault, or a queue that is full: no failure of the store
                 raise
@@ -114,6 +117,13 @@ class Ingest:
     def close(self) -> None:
         self._threads.shutdown()
 
+    async def _take_in_thread(
+        self, body: bytes, kind: str, encoding: str, game: Game
+    ) -> tuple[Batch, int, Future[list[Outcome]] | None]:
+        """`_take` of what would hold up the event loop."""
+        work = functools.partial(self._take, body, kind, encoding, game)
+        return await asyncio.get_running_loop().run_in_executor(self._threads, work)
+
     def _take(
         self, body: bytes, kind: str, encoding: str, game: Game
     ) -> tuple[Batch, int, Future[list[Outcome]] | None]:
@@ -122,10 +132,12 @@ class Ingest:
         body = wire.decompress(body, encoding, limits.json if kind == JSON else limits.decompressed)
         if kind == JSON:
             batch = _check(game, wire.decode_json(body, game, limits.fragments), limits)
+            batch.ignored = wire.unknown_fields(body, json=True)
         else:
             if (count := _array_length(body)) is not None:
                 _limit_count(count, limits)  # before memory is taken for them
             batch = _check(game, wire.decode(body), limits)
+            batch.ignored = wire.unknown_fields(body)
         return batch, len(body), self._store.submit(batch.good) if batch.good else None
 
     async def _respond(self, game: Game, batch: Batch, outcomes: list[Outcome], size: int) -> Response:
@@ -144,7 +156,8 @@ class Ingest:
         if stored or rejected:
             self._changed(game.name, stored, steps)
         if stored + duplicates:
-            return answer(Uploaded(stored, duplicates, rejected))
+            ignored = [name[:MAX_TEXT] for name in batch.ignored]
+            return answer(Uploaded(stored, duplicates, rejected, ignored or msgspec.UNSET))
         statuses = {r.status for r in rejected}
         status = statuses.pop() if len(statuses) == 1 else 422
         count = f"all {len(rejected)} fragments were refused, the first: " if len(rejected) > 1 else ""
@@ -199,8 +212,20 @@ def _limit_count(count: int, limits: Limits) -> None:
         raise Refusal(413, f"{count} fragments in one request, at most {limits.fragments} are allowed: send several")
 
 
-def _is_small(body: bytes) -> bool:
-    return len(body) <= INLINE and (_array_length(body) or 0) <= INLINE_FRAGMENTS
+def _small(body: bytes, encoding: str, limits: Limits) -> bytes | None:
+    """The upload as msgpack, if that is quickly made and quickly checked; else none."""
+    if encoding == "gzip":
+        # gzip ends with the size of what it holds. A body that lies costs no more than one that does not.
+        most = min(INLINE_INFLATED, limits.decompressed)
+        if len(body) > INLINE_GZIP or int.from_bytes(body[-4:], "little") > most:
+            return None
+        try:
+            body = wire.decompress(body, encoding, most)
+        except wire.TooLarge:
+            return None
+    elif encoding not in ("", "identity") or len(body) > INLINE:
+        return None
+    return body if (_array_length(body) or 0) <= INLINE_FRAGMENTS else None
 
 
 def _array_length(body: bytes) -> int | None:
