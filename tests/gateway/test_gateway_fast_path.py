@@ -23,13 +23,13 @@ UPLOAD = f"/v1/games/{GAME.name}/fragments"
 def threads(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """The sizes of the bodies that went to a thread."""
     sizes: list[int] = []
-    upload = fragments.Ingest._take_in_thread
+    upload = fragments.Uploads._take_in_thread
 
     async def counted(self: Any, body: bytes, *rest: Any) -> Any:
         sizes.append(len(body))
         return await upload(self, body, *rest)
 
-    monkeypatch.setattr(fragments.Ingest, "_take_in_thread", counted)
+    monkeypatch.setattr(fragments.Uploads, "_take_in_thread", counted)
     return sizes
 
 

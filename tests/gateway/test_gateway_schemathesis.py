@@ -12,7 +12,8 @@ import jsonschema
 import pytest
 from gateway_process import ask, gateway
 
-from sparring.gateway.app import CARTPOLE, EXAMPLE_GAME, EXAMPLE_UPLOAD
+from sparring.gateway.routes.fragments import EXAMPLE_UPLOAD
+from sparring.gateway.routes.games import CARTPOLE, EXAMPLE_GAME
 from sparring.networks.policy import Policy
 from sparring.networks.spec import Dense, QValues
 from sparring.registry.registry import Registry

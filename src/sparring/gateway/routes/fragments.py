@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import msgspec
 from starlette.requests import Request
@@ -16,13 +17,18 @@ from starlette.responses import Response
 from sparring.api import Rejected, Uploaded
 from sparring.errors import InputError, SparringError
 from sparring.experience import Fragment, validate, wire
+from sparring.experience.wire import JsonFragment
 from sparring.games import Game
 from sparring.gateway.http import JSON, MSGPACK, Budget, Refusal, answer, media_type, read_body
 from sparring.gateway.metrics import Metrics
-from sparring.gateway.routes.games import Games
+from sparring.gateway.openapi import Operation
+from sparring.gateway.routes.games import CARTPOLE, WRITES, Games
 from sparring.store.protocol import Outcome, Store, StoreBusy
 
-__all__ = ["Ingest", "Limits"]
+if TYPE_CHECKING:
+    from sparring.gateway.parts import Parts
+
+__all__ = ["Limits", "Uploads", "operations"]
 
 ENCODINGS = ("", "identity", "gzip", "deflate")
 # Up to this many bytes and fragments are decoded and checked in the event loop: 0.4 ms for 50 fragments in 1.3 MB, less
@@ -58,7 +64,7 @@ class Batch:
     ignored: list[str] = field(default_factory=list)  # names of fields that we do not know
 
 
-class Ingest:
+class Uploads:
     def __init__(
         self,
         store: Store,
@@ -235,3 +241,32 @@ def _array_length(body: bytes) -> int | None:
     if body[:1] == b"\xdd":
         return int.from_bytes(body[1:5], "big")
     return body[0] & 0x0F if body and 0x90 <= body[0] <= 0x9F else None
+
+
+EXAMPLE_UPLOAD = [
+    {
+        "player": "player-1",
+        "schema": CARTPOLE.schema,
+        "obs": [[0.0, 0.0, 0.0, 0.0], [0.0, 0.2, 0.0, -0.3]],
+        "action": [1],
+        "reward": [1.0],
+    }
+]
+
+
+def operations(parts: "Parts") -> list[Operation]:
+    return [
+        Operation(
+            "POST",
+            "/v1/games/{game}/fragments",
+            parts.lifecycle.upload,
+            "Upload fragments: stored for good once answered; those refused are listed, the others are stored",
+            {JSON: Uploaded},
+            {MSGPACK: list[Fragment], JSON: list[JsonFragment]},
+            {200: "At least one fragment is stored, now or since an earlier upload"},
+            (404, 408, 409, 410, *WRITES),
+            headers={"Content-Encoding": {"enum": [*ENCODINGS[1:]], "description": "none: identity"}},
+            example=EXAMPLE_UPLOAD,
+            body_limits={"minItems": 1, "maxItems": parts.limits.fragments},
+        )
+    ]
