@@ -50,6 +50,8 @@ class Uploaded(msgspec.Struct, frozen=True):
     accepted: int
     duplicates: int
     rejected: list[Rejected] = []
+    # Names of fields that this server does not know, and did not store. Unset is not written: most have none.
+    ignored: list[str] | msgspec.UnsetType = msgspec.UNSET
 
 
 class Act(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -33,9 +33,9 @@ def examples(*lines: str) -> str:
 
 
 def get(server: str, kind: Any, *path: str, query: str = "") -> Any:
-    from sparring.client.transports.http import Server
+    from sparring.client.transports.http import HttpConnection
 
-    connection = Server(server)
+    connection = HttpConnection(server)
     try:
         return connection.request("GET", *path, query=query).decode(kind)
     finally:
@@ -44,9 +44,9 @@ def get(server: str, kind: Any, *path: str, query: str = "") -> Any:
 
 def change(server: str, method: str, *path: str) -> Any:
     """A change may take a while: the store removes much in small pieces."""
-    from sparring.client.transports.http import Server
+    from sparring.client.transports.http import HttpConnection
 
-    connection = Server(server)
+    connection = HttpConnection(server)
     try:
         return connection.request(method, *path, timeout=600.0)
     finally:

@@ -60,7 +60,7 @@ def load(name: str) -> Game:
         if not path.is_file():
             raise InputError(f"no game declaration at {name}: write one with `sparring init NAME`")
         try:
-            return Game.from_json(path.read_bytes())
+            return Game.declared(path.read_bytes())
         except OSError as error:
             raise InputError(f"cannot read {name}: {error.strerror}") from error
     try:

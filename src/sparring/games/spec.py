@@ -4,6 +4,7 @@ A space knows its NumPy element type, so one step of any observation or action i
 is a packed structured type. A column of T steps is therefore always one buffer, whatever the game.
 """
 
+import difflib
 import hashlib
 import math
 import re
@@ -293,7 +294,7 @@ FLOAT_BOX = {
 }
 
 
-class Game(msgspec.Struct, frozen=True, dict=True, forbid_unknown_fields=True):
+class Game(msgspec.Struct, frozen=True, dict=True):
     """An observation space, an action space, a number of players.
 
     :param name: Its name on servers, in stores and registries.
@@ -332,8 +333,21 @@ class Game(msgspec.Struct, frozen=True, dict=True, forbid_unknown_fields=True):
         return hashlib.blake2b(canonical, digest_size=8).hexdigest()
 
     @classmethod
+    def declared(cls, text: bytes | str) -> "Game":
+        """As a person wrote it: a field that we do not know is a mistake, and told."""
+        game = cls.from_json(text)
+        unknown = msgspec.json.decode(text, type=dict[str, msgspec.Raw]).keys() - set(cls.__struct_fields__)
+        if unknown:
+            name = min(unknown)
+            near = difflib.get_close_matches(name, cls.__struct_fields__, 1)
+            hint = f", did you mean {near[0]!r}?" if near else f": there are {', '.join(cls.__struct_fields__)}"
+            raise InputError(f"not a game declaration: unknown field `{name}`{hint}")
+        return game
+
+    @classmethod
     def from_json(cls, text: bytes | str) -> "Game":
-        """A game from its declaration.
+        """A game from its declaration, as another process wrote it: fields that we do not know are a newer version's,
+        and skipped. (Those of a space are not: its bytes cannot be read without them.)
 
         :param text: JSON, as `to_json` writes it.
         :raises InputError: it is no declaration.

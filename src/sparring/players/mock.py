@@ -18,7 +18,7 @@ from sparring.client.bots import Newest
 from sparring.client.client import Client, Player
 from sparring.client.convert import to_feeds
 from sparring.client.recorder import Acted
-from sparring.client.transports.http import Unavailable
+from sparring.client.transports.base import Unavailable
 from sparring.client.uploader import Stats
 from sparring.errors import InputError
 from sparring.games import Dict, Discrete, Game, Space, catalog

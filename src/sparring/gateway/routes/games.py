@@ -2,18 +2,25 @@
 
 import asyncio
 import time
+from typing import TYPE_CHECKING
 
+import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
+from sparring.api import GameInfo
 from sparring.errors import InputError
-from sparring.games import Game
+from sparring.games import Box, Discrete, Game
 from sparring.games.spec import NAME
 from sparring.gateway.http import JSON, Budget, Refusal, answer, media_type, read_body
+from sparring.gateway.openapi import Operation
 from sparring.store.declarations import ADVICE, MAX_DECLARATION, DeclarationTooLarge, NoRoom, Room
 from sparring.store.protocol import Store
 
-__all__ = ["Games"]
+if TYPE_CHECKING:
+    from sparring.gateway.parts import Parts
+
+__all__ = ["Games", "operations"]
 
 MAX_BODY = 4 * MAX_DECLARATION  # with spaces and line breaks
 REST = 9  # a look at the store's games is followed by a rest of so many times what it took, …
@@ -121,3 +128,27 @@ def _difference(known: Game, asked: Game) -> str:
         f"the game {known.name!r} exists with schema {known.schema}, yours is {asked.schema}: they differ in "
         f"{' and '.join(parts)[:2000]}. Use the spaces of GET /v1/games/{known.name}, or another name"
     )
+
+
+WRITES = (413, 415, 422, 507)
+CARTPOLE = Game("CartPole-v1", Box((4,)), Discrete(2), env="CartPole-v1")
+EXAMPLE_GAME = msgspec.json.decode(CARTPOLE.to_json())
+
+
+def operations(parts: "Parts") -> list[Operation]:
+    game = "/v1/games/{game}"
+    return [
+        Operation(
+            "PUT",
+            game,
+            parts.lifecycle.put,
+            "Register a game; again with the same spaces is fine",
+            {JSON: Game},
+            {JSON: Game},
+            {200: "It was there already", 201: "Registered"},
+            (408, 409, *WRITES),
+            example=EXAMPLE_GAME,
+        ),
+        Operation("GET", "/v1/games", parts.live.games, "All games", {JSON: list[GameInfo]}),
+        Operation("GET", game, parts.games.show, "A game's declaration", {JSON: Game}, errors=(404,)),
+    ]
