@@ -216,7 +216,7 @@ def check_keys(data: dict[str, Any], kind: type[msgspec.Struct], path: str) -> N
 
 
 def refuse_sweep(data: dict[str, Any]) -> None:
-    from sparring.sweep.space import find
+    from sparring.search_space import find
 
     searched = next((axis.name for axis in find(data)), None)
     if searched is not None or "tune" in data:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import msgspec
 
-from sparring.aws import sdk as aws_sdk
+from sparring.aws import sdk
 from sparring.aws.kinesis import Kinesis, default_directory
 from sparring.errors import InputError
 from sparring.gateway.app import create_app, serve
@@ -93,7 +93,7 @@ def _registry(data: Path, address: str | None) -> Registry:
 
 
 def _streamed(store: Store, address: str) -> Store:
-    stream = Kinesis(address, credentials=aws_sdk.credentials)
+    stream = Kinesis(address, credentials=sdk.credentials)
     stream.summary()  # a wrong address or missing credentials are told now, not with the first upload
     return StreamedStore(store, Producer(stream))
 

@@ -72,7 +72,7 @@ def home(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def ray(home):
-    from sparring.rollout import ray_pool as cluster
+    from sparring.launch import ray_cluster as cluster
 
     cluster.connect(Resources(cpus=2))
     yield

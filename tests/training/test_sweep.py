@@ -63,7 +63,7 @@ def logs(tmp_path_factory):
 @pytest.fixture(scope="module")
 def address(logs, root):
     """Two nodes. The other one has an empty directory where ours has the sweeps: nothing is shared."""
-    from sparring.rollout import ray_pool as cluster
+    from sparring.launch import ray_cluster as cluster
 
     cluster.use_token()
     with socket.socket() as free:
@@ -125,7 +125,7 @@ def randomness(trial: Standing) -> float:
 
 def test_the_other_node_does_not_see_our_files(address, root):
     """Or the tests below would not tell anything about bringing runs home."""
-    from sparring.rollout.ray_pool import NodeAffinitySchedulingStrategy, ray
+    from sparring.launch.ray_cluster import NodeAffinitySchedulingStrategy, ray
 
     if os.geteuid():
         pytest.skip("hiding a directory needs root")
@@ -270,7 +270,7 @@ def test_pbt_copies_the_better_ones(address, root):
 
 def test_a_copy_has_everything_but_the_values(address, root):
     """Two trials without Tune between them: the second takes over what the first has learned."""
-    from sparring.rollout.ray_pool import ray
+    from sparring.launch.ray_cluster import ray
     from sparring.sweep.trial import Task, Trial, msgspec
 
     out = root / "copy"

@@ -9,10 +9,10 @@ import pytest
 
 from sparring import experiment
 from sparring.errors import InputError
+from sparring.search_space import Axis, find
 from sparring.sweep import plan
 from sparring.sweep.journal import Begun, Copied, Ended, Journal, Standing
 from sparring.sweep.plan import Sweep
-from sparring.sweep.space import Axis, find
 
 EXPERIMENTS = Path(__file__).parents[2] / "experiments"
 FILE = """

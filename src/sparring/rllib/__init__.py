@@ -11,4 +11,4 @@ is, what a run tells and what is published are ours. Nothing here is loaded unle
 import os
 
 os.environ.setdefault("RAY_BACKEND_LOG_LEVEL", "fatal")  # else it warns of how RLlib starts its own actors
-import sparring.rollout.ray_pool  # noqa: F401  # first: it makes settings that Ray reads when it is imported
+import sparring.launch.ray_cluster  # noqa: F401  # first: it makes settings that Ray reads when it is imported

@@ -20,12 +20,13 @@ from sparring.experience import Fragment
 from sparring.experiment import Experiment, Resources
 from sparring.games import Game
 from sparring.games.spec import Array
+from sparring.launch.ray_cluster import connect
 from sparring.networks.policy import Policy
 from sparring.rllib.config import algorithm_class, configure, customised, is_offline
 from sparring.rllib.game import LENGTHS, RETURNS, rows_of
 from sparring.rllib.module import render
 from sparring.rollout.pool import memory_of
-from sparring.rollout.ray_pool import connect, require, try_out
+from sparring.rollout.ray_pool import require, try_out
 from sparring.runs.metrics import Episodes, Phases, Row
 from sparring.store import open_store
 from sparring.training.offline import recorded_play

@@ -6,7 +6,6 @@ replaced; its unfinished block is lost, nothing else.
 """
 
 import contextlib
-import importlib
 import logging
 import mmap
 import os
@@ -23,7 +22,7 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple, Protocol
+from typing import BinaryIO, NamedTuple, Protocol
 
 import msgspec
 import numpy as np
@@ -32,6 +31,7 @@ from sparring.errors import InputError, SparringError
 from sparring.experiment import Experiment
 from sparring.games.spec import Array
 from sparring.games.vector import build
+from sparring.launch import load_ray
 from sparring.networks.policy import Policy
 from sparring.rollout.actor import (
     SNAPSHOT,
@@ -51,7 +51,7 @@ from sparring.rollout.actor import (
 from sparring.rollout.forkserver import Child, Nursery
 from sparring.runs.metrics import Episode, Row
 
-__all__ = ["Block", "Local", "Pool", "Source", "load_cluster", "open_source", "plan_for"]
+__all__ = ["Block", "Local", "Pool", "Source", "open_source", "plan_for"]
 
 log = logging.getLogger("sparring.rollout")
 STARTING = 120.0  # seconds that a worker may take to import and make its games
@@ -107,16 +107,8 @@ def open_source(
 ) -> "Source":
     limit = experiment.rollout.limit
     if experiment.runner == "ray":
-        return load_cluster().RayPool(plan, limit, experiment.resources, states)
+        return load_ray("sparring.rollout.ray_pool").RayPool(plan, limit, experiment.resources, states)
     return Pool(plan, limit, logs, states) if experiment.rollout.workers else Local(plan, states, limit)
-
-
-def load_cluster() -> Any:
-    """Ray is an extra, and takes a second to import."""
-    try:
-        return importlib.import_module("sparring.rollout.ray_pool")
-    except ImportError as error:
-        raise InputError(f"a cluster needs Ray ({error}): pip install 'sparring[ray]'") from error
 
 
 class Local:

@@ -9,7 +9,7 @@ from typing import Protocol
 import msgspec
 import numpy as np
 
-from sparring.errors import InputError, SparringError
+from sparring.errors import Busy, InputError, SparringError
 from sparring.experience import Fragment
 from sparring.games import Game
 
@@ -34,7 +34,7 @@ class StoreFull(OSError):
     """No room left on the store's disk. Nothing of the append was kept; a later one may succeed."""
 
 
-class StoreBusy(SparringError):
+class StoreBusy(Busy):
     """More is waiting for the disk than the store holds in memory. Nothing of the submission was kept; try later."""
 
 

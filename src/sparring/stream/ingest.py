@@ -33,7 +33,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 from pyspark.sql.types import StructType
 
 from sparring.api import StreamStatus
-from sparring.aws import sdk as aws_sdk
+from sparring.aws import sdk
 from sparring.aws.kinesis import Kinesis
 from sparring.client.spool import write_whole
 from sparring.errors import InputError, SparringError
@@ -226,7 +226,7 @@ class _Job:
 
 def run(options: Options, told: Callable[[Batch], None] = lambda batch: None) -> None:
     """Until SIGINT or SIGTERM, which let the batch end that is going on; or until it has caught up."""
-    stream = Kinesis(options.stream, credentials=aws_sdk.credentials)
+    stream = Kinesis(options.stream, credentials=sdk.credentials)
     summary = stream.summary()  # a wrong address or missing credentials are told before Spark starts
     _require_master(options.master)
     store = open_store(options.store)

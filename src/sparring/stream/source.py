@@ -20,7 +20,7 @@ from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPart
 from pyspark.sql.streaming.datasource import ReadLimit
 from pyspark.sql.types import StructType
 
-from sparring.aws import sdk as aws_sdk
+from sparring.aws import sdk
 from sparring.aws.kinesis import IteratorExpired, Kinesis, Page, PositionUnknown, Record
 
 __all__ = ["KinesisReader", "KinesisSource", "Mark", "Positions", "Reached"]
@@ -225,4 +225,4 @@ def _rows(records: list[Record]) -> pa.RecordBatch:
 @functools.lru_cache(maxsize=4)
 def _stream(address: str) -> Kinesis:
     """A process reads again and again: connections are kept."""
-    return Kinesis(address, credentials=aws_sdk.credentials)
+    return Kinesis(address, credentials=sdk.credentials)

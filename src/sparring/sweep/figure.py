@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 
 from sparring.games.spec import Array
+from sparring.search_space import Axis, show
 from sparring.sweep.journal import Standing, trial_name
 from sparring.sweep.plan import Sweep
 from sparring.sweep.results import best_of
-from sparring.sweep.space import Axis, show
 
 __all__ = ["draw"]
 

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
 
-from sparring.rollout.ray_pool import NodeAffinitySchedulingStrategy, ray
+from sparring.launch.ray_cluster import NodeAffinitySchedulingStrategy, ray
 from sparring.runs.run import Run, is_run
 
 __all__ = ["Home", "unpack"]

@@ -10,7 +10,7 @@ import msgspec
 
 from sparring.errors import InputError
 from sparring.runs.run import Run, is_run
-from sparring.sweep.space import Values
+from sparring.search_space import Values
 
 __all__ = ["ENDED", "Begun", "Copied", "Ended", "Journal", "Standing", "directory", "trial_name"]
 

@@ -14,7 +14,7 @@ import msgspec
 from sparring.errors import InputError
 from sparring.experiment import Experiment, check_keys, explain, override, parse_yaml
 from sparring.runs.metrics import PHASES
-from sparring.sweep.space import Axis, Values, corners, draw, fill, find, points, show
+from sparring.search_space import Axis, Values, corners, draw, fill, find, points, show
 
 __all__ = ["Sweep", "Tune", "read"]
 

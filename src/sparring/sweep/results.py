@@ -7,9 +7,9 @@ from pathlib import Path
 import msgspec
 
 from sparring.experiment import write
+from sparring.search_space import show
 from sparring.sweep.journal import Standing, trial_name
 from sparring.sweep.plan import Sweep
-from sparring.sweep.space import show
 from sparring.terminal import number
 
 __all__ = ["best_of", "columns", "ranked", "row", "write_all"]

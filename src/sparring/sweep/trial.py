@@ -14,7 +14,7 @@ import sparring
 from sparring.errors import InputError, SparringError
 from sparring.experiment import read, write
 from sparring.games import catalog
-from sparring.rollout.ray_pool import ray  # first: it prepares Ray's authentication
+from sparring.launch.ray_cluster import ray  # first: it prepares Ray's authentication
 from sparring.runs.run import is_run
 from sparring.sweep.home import Home, unpack
 from sparring.sweep.plan import Sweep

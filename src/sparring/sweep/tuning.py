@@ -18,13 +18,12 @@ from typing import Any, Protocol
 import msgspec
 import numpy as np
 
-from sparring.rollout import ray_pool as cluster
-from sparring.rollout.ray_pool import ray
+from sparring.launch.ray_cluster import cause, connect, ray
 from sparring.runs.run import Run, is_run
+from sparring.search_space import Axis, Values
 from sparring.sweep.journal import ENDED, Begun, Copied, Journal, Standing, directory, trial_name
 from sparring.sweep.plan import Sweep
 from sparring.sweep.room import Node, learner_gpus, require_room
-from sparring.sweep.space import Axis, Values
 from sparring.sweep.trial import Task, Trial
 from sparring.training.loop import asked_to_stop
 
@@ -57,7 +56,7 @@ class Watcher(Protocol):
 
 def prepare(sweep: Sweep) -> None:
     """Connects to the cluster, or starts a Ray of our own; says at once when a trial can never fit."""
-    cluster.connect(sweep.first.resources)
+    connect(sweep.first.resources)
     require_room(sweep, nodes())
 
 
@@ -307,7 +306,7 @@ class _Watch(_Unkept, tune.Callback):  # type: ignore[misc]  # Ray ships no type
 
     def on_trial_error(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
         standing = self._standing(trial)
-        self.journal.add(standing.ended("failed", cluster.cause(trial.get_error())))
+        self.journal.add(standing.ended("failed", cause(trial.get_error())))
 
     def on_step_end(self, iteration: int, trials: list[Any], **info: Any) -> None:
         for trial in trials:

@@ -16,7 +16,8 @@ from sparring.errors import InputError
 from sparring.experiment import Experiment
 from sparring.games import Box
 from sparring.games.spec import Array
-from sparring.rollout.pool import Block, Source, load_cluster, open_source, plan_for
+from sparring.launch import load_ray
+from sparring.rollout.pool import Block, Source, open_source, plan_for
 from sparring.runs.metrics import Episodes, Phases, Row
 from sparring.training.learner import Learner
 from sparring.training.protocol import States, Trainee
@@ -59,7 +60,7 @@ class Own(Learner, Trainee):
     def _require_cluster(self) -> None:
         """Here, not in `open`: Ray takes the signals when it starts, and the loop must have them."""
         if self.experiment.runner == "ray" and self.experiment.source == "simulate":
-            load_cluster().require(self.experiment.resources, self.experiment.rollout.workers)
+            load_ray("sparring.rollout.ray_pool").require(self.experiment.resources, self.experiment.rollout.workers)
 
     def _open(self, steps: int, slots: int, states: States | None) -> Source:
         rollout = self.experiment.rollout

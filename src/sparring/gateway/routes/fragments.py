@@ -13,13 +13,13 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from sparring.api import Rejected, Uploaded
-from sparring.errors import InputError, SparringError
+from sparring.errors import Busy, InputError, SparringError
 from sparring.experience import Fragment, validate, wire
 from sparring.games import Game
 from sparring.gateway.http import JSON, MSGPACK, Budget, Refusal, answer, media_type, read_body
 from sparring.gateway.metrics import Metrics
 from sparring.gateway.routes.games import Games
-from sparring.store.protocol import Outcome, Store, StoreBusy
+from sparring.store.protocol import Outcome, Store
 
 __all__ = ["Ingest", "Limits"]
 
@@ -100,7 +100,7 @@ class Ingest:
                     batch, size, pending = await asyncio.get_running_loop().run_in_executor(self._threads, work)
                     hold.grow(size - len(body))
                 outcomes = await asyncio.wrap_future(pending) if pending is not None else []
-            except (InputError, StoreBusy):  # the sender's fault, or a queue that is full: no failure of the store
+            except (InputError, Busy):  # the sender's fault, or a queue that is full: no failure of the store
                 raise
             except (OSError, SparringError) as error:
                 self._failure = time.monotonic(), str(error) or type(error).__name__
