@@ -121,6 +121,7 @@ class _Reader(contextlib.AbstractContextManager["_Reader"]):
             "PYTHONUNBUFFERED": "1",
             "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
             "COLUMNS": "200",  # tables are not wrapped
+            "RAY_AUTH_TOKEN_PATH": str(directory / "token"),  # `sparring cluster down` stops what has it, nothing else
         }
         self._printed = ""
         self._background: list[tuple[subprocess.Popen[str], Path]] = []
