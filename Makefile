@@ -28,6 +28,7 @@ types: .venv/.dev
 
 docs: .venv/.docs  ## the site, in site/
 	.venv/bin/zensical build --strict --clean
+	cp -r src site/src # pages link to the files that they speak of
 
 dist: .venv/.dev  ## what a release publishes: wheel and sdist in dist/, the list of what the platform is made of in sbom/
 	rm -rf dist sbom && mkdir sbom

@@ -45,6 +45,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = copied(tmp_path_factory.mktemp("docs"))
     done = build(folder)
     assert done.returncode == 0, done.stdout + done.stderr
+    shutil.copytree(ROOT / "src", folder / "site" / "src")  # as `make docs` does
     return folder / "site"
 
 
@@ -231,10 +232,11 @@ def test_links_between_the_files(path: Path) -> None:
 
 
 @pytest.mark.parametrize("path", PAGES, ids=lambda path: str(path.relative_to(ROOT)))
-def test_pages_link_to_pages_only(path: Path) -> None:
-    """The site holds docs/ alone: a page names other files as code, `src/…`."""
+def test_pages_link_to_what_the_site_has(path: Path) -> None:
+    """The site holds docs/ and src/ alone: a page names other files as code, `tests/…`."""
     inside = [(path.parent / urlsplit(link).path).resolve() for link in links(path) if not urlsplit(link).scheme]
-    assert [str(target) for target in inside if not target.is_relative_to(ROOT / "docs")] == []
+    has = (ROOT / "docs", ROOT / "src")
+    assert [str(target) for target in inside if not any(target.is_relative_to(place) for place in has)] == []
 
 
 def test_the_guide_names_every_room() -> None:
