@@ -1,7 +1,9 @@
 """For the API reference: a package's `__all__`, where names are loaded when they are first asked for (`__getattr__`).
 
 Griffe, which reads the source for mkdocstrings, runs nothing, so it sees no such names. This extension asks the package
-itself where each of them is defined. Modules among the names are left to `::: module` on the page."""
+itself where each of them is defined. Modules among the names are left to `::: module` on the page.
+
+It also gives each msgspec.Struct the signature that msgspec gives it: its fields."""
 
 import importlib
 from types import ModuleType
@@ -25,6 +27,24 @@ class PublicNames(griffe.Extension):
         for name in map(str, mod.exports):
             if name not in mod.members and not isinstance(found := getattr(package, name), ModuleType):
                 mod.set_member(name, griffe.Alias(name, _home(found, f"{mod.path}.{name}")))
+
+    def on_class(self, *, cls: griffe.Class, **kwargs: Any) -> None:
+        if "__init__" in cls.members or not any(str(base).endswith("Struct") for base in cls.bases):
+            return
+        fields = [m for m in cls.members.values() if isinstance(m, griffe.Attribute) and m.annotation is not None]
+        own = [griffe.Parameter("self", kind=griffe.ParameterKind.positional_or_keyword)]
+        own += [
+            griffe.Parameter(
+                field.name,
+                annotation=field.annotation,
+                kind=griffe.ParameterKind.positional_or_keyword,
+                default=field.value,
+            )
+            for field in fields
+            if "property" not in field.labels and "ClassVar" not in str(field.annotation)
+        ]
+        init = griffe.Function("__init__", lineno=0, endlineno=0, parent=cls, parameters=griffe.Parameters(*own))
+        cls.set_member("__init__", init)
 
 
 def _home(found: Any, name: str) -> str:
