@@ -107,13 +107,13 @@ def _count(count: int, noun: str) -> str:
 
 def _from_rows(row: JsonFragment, game: Game) -> Fragment | str:
     parts: dict[str, Any] = {}
-    if row.reward and (why := _misfit(row)) is not None:  # `validate` says what is wrong with no steps
-        return why
     for name, space in (("obs", game.observation), ("action", game.action)):
         try:
             parts[name] = column(space, getattr(row, name))
         except (ValueError, TypeError, OverflowError) as error:
             return f"{name}: {error}"
+    if row.reward and (why := _misfit(row)) is not None:  # `validate` says what is wrong with no steps
+        return why
     now = time.time()
     name = new_id(now) if row.id is None else row.id
     fragment = pack(
