@@ -18,7 +18,7 @@ import numpy as np
 from sparring.algorithms.replay import END, STEP, TERMINAL
 from sparring.errors import GameError, InputError, SparringError
 from sparring.games import Box, Discrete, Game, MultiDiscrete
-from sparring.games.catalog import Unregistered
+from sparring.games.catalog import Unregistered, registered_here_alone
 from sparring.games.spec import Array
 from sparring.games.vector import Environments, build
 from sparring.networks.layers import Layer, decode
@@ -321,10 +321,7 @@ def build_elsewhere(game: Game, count: int) -> Environments:
     try:
         return build(game, count)
     except Unregistered as error:
-        raise InputError(
-            f"{game.env} is registered in the process that trains alone, and rollout workers are processes of their "
-            f"own: put it in a module that they can import, and name the game with it: module:{game.name}"
-        ) from error
+        raise registered_here_alone(game) from error
 
 
 def worker_seed(plan: Plan, worker: int) -> int:

@@ -92,6 +92,8 @@ def begin(experiment: Experiment, view: View | None = None, callbacks: Iterable[
     """A new run that has not played yet."""
     experiment = Experiment.parse(experiment.to_builtins())  # Python checks no types
     game = catalog.load(experiment.game)
+    if experiment.source == "simulate" and (experiment.rollout.workers or experiment.runner == "ray"):
+        catalog.require_elsewhere(game)  # before there is a directory, and not by each worker
     asked, experiment = experiment.out, resolve(experiment, game)
     path = new_directory(experiment, game.name)
     experiment = msgspec.structs.replace(experiment, out=str(path))
