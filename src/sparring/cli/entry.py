@@ -65,6 +65,7 @@ app.command(epilog=examples(f"sparring record {RUN}", f"sparring record {RUN} ou
 app.command(epilog=examples(f"sparring plot {RUN} runs/CartPole-v1-ppo-2 --out figure.png"))(training.plot)
 app.command(epilog=examples(f"sparring publish {RUN}", f"sparring publish {RUN} --model careful"))(training.publish)
 app.command(epilog=examples("sparring runs", "sparring runs experiments/of-monday"))(training.runs)
+app.command(epilog=examples("sparring schema", "sparring schema sweep --out sweep.schema.json"))(training.schema)
 app.add_typer(
     registries.app,
     name="registry",
