@@ -68,6 +68,7 @@ app.command(epilog=examples(f"sparring export {RUN}@best", f"sparring export {RU
     training.export
 )
 app.command(epilog=examples("sparring runs", "sparring runs experiments/of-monday"))(training.runs)
+app.command(epilog=examples("sparring schema", "sparring schema sweep --out sweep.schema.json"))(training.schema)
 app.add_typer(
     registries.app,
     name="registry",

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from sparring.games import Game
     from sparring.registry.registry import Registry as Models
 
-__all__ = ["evaluate", "export", "plot", "publish", "record", "runs", "train"]
+__all__ = ["evaluate", "export", "plot", "publish", "record", "runs", "schema", "train"]
 
 Target = Annotated[
     str,
@@ -343,3 +343,25 @@ def runs(
     console.print(table)  # as wide as it is: half a number helps nobody
     for problem in bad:
         typer.echo(f"not listed: {problem}", err=True)
+
+
+def schema(
+    kind: Annotated[str, typer.Argument(metavar="experiment|game|sweep", help="Of which file.")] = "experiment",
+    out: Annotated[Path | None, typer.Option(help="The file to write; default: print it.")] = None,
+) -> None:
+    """Write the JSON Schema of experiment, game or sweep files, for editors that complete and check them."""
+    import difflib
+
+    from sparring.files import write_whole
+    from sparring.json_schemas import KINDS_OF_FILES
+
+    if kind not in KINDS_OF_FILES:
+        near = difflib.get_close_matches(kind, KINDS_OF_FILES, 1)
+        hint = f"did you mean {near[0]}?" if near else f"choose one of {', '.join(KINDS_OF_FILES)}"
+        raise InputError(f"no schema of {kind!r}: {hint}")
+    text = msgspec.json.format(msgspec.json.encode(KINDS_OF_FILES[kind]())) + b"\n"
+    if out is None:
+        typer.echo(text.decode(), nl=False)
+        return
+    write_whole(out, text, parents=True)
+    typer.echo(str(out))

@@ -1,0 +1,151 @@
+"""JSON Schemas of the files that people write: experiments, games and sweeps. Editors complete and check by them."""
+
+import copy
+import inspect
+import re
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from typing import Any, cast
+
+import msgspec
+
+from sparring import algorithms
+from sparring.experiment import Experiment
+from sparring.games import Game
+from sparring.networks.layers import LAYERS, Layer, find_layer
+from sparring.search_space import KINDS
+from sparring.sweep.plan import SAME, Tune
+
+__all__ = ["KINDS_OF_FILES", "Schema", "experiment", "game", "sweep"]
+
+Schema = dict[str, Any]
+DIALECT = "https://json-schema.org/draft/2020-12/schema"
+REF = "#/$defs/{name}"
+PARAM = re.compile(r":param (\w+): (.+?)(?=\n:|\n\n|\Z)", re.S)
+COMMENT = re.compile(r"^    (\w+): .*?\S  # (.+)$", re.M)
+OUTSIDE = r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$"  # module:Attribute
+
+
+def game() -> Schema:
+    """Of a game's declaration (.json)."""
+    schema, defs = _schema(Game)
+    defs["Game"]["additionalProperties"] = (
+        False  # see `Game.declared`: processes skip what they do not know, people err
+    )
+    return {"$schema": DIALECT, "title": "A game of Sparring", **schema, "$defs": defs}
+
+
+def experiment() -> Schema:
+    """Of an experiment's file (.yaml), with the hyperparameters of each of our algorithms."""
+    schema, defs = _schema(Experiment)
+    rules = []
+    for name in algorithms.ALGORITHMS:
+        _, found = _schema(config := algorithms.find(name).config_class)
+        own = found.pop(config.__name__)
+        own["title"] = f"Hyperparameters of {name}"
+        own["properties"] = {"name": {"const": name}, **own["properties"]}
+        defs |= found | {name: own}
+        rules.append({"if": _named({"const": name}), "then": {"$ref": REF.format(name=name)}})
+    ours = {"enum": list(algorithms.ALGORITHMS)}
+    others = {"pattern": OUTSIDE, "type": "string"}, {"pattern": "^rllib/", "type": "string"}
+    defs["Experiment"]["properties"]["algorithm"] |= _named({"anyOf": [ours, *others]}) | {"allOf": rules}
+    return {"$schema": DIALECT, "title": "An experiment of Sparring", **schema, "$defs": defs}
+
+
+def _named(name: Schema) -> Schema:
+    return {"properties": {"name": {"description": "Which algorithm learns.", **name}}, "required": ["name"]}
+
+
+def sweep() -> Schema:
+    """Of a sweep's file (.yaml): an experiment whose values may be searched, and `tune`."""
+    schema = experiment()
+    schema["title"] = "A sweep of Sparring"
+    defs = schema["$defs"]
+    for name in defs.keys() - {"Stop", "Resources"}:  # these are the same in all trials
+        if "properties" in defs[name]:
+            _let_search(defs[name], SAME if name == "Experiment" else {})
+    _let_search(defs["Experiment"]["properties"]["algorithm"]["anyOf"][0], {})
+    _, more = _schema(Tune)
+    defs |= more | {"Searched": _searched()}
+    defs["Experiment"]["properties"]["tune"] = {"$ref": REF.format(name="Tune"), "description": "How it is searched."}
+    return schema
+
+
+def _let_search(schema: Schema, same: dict[str, str]) -> None:
+    """Each of an object's values may be a searched one; `same` are not."""
+    for name, value in schema["properties"].items():
+        if name in same or "const" in value or value.get("enum", ()) == [value.get("default")]:
+            continue
+        about = {key: value.pop(key) for key in ("description", "default") if key in value}
+        schema["properties"][name] = {"anyOf": [copy.deepcopy(value), {"$ref": REF.format(name="Searched")}]} | about
+
+
+def _searched() -> Schema:
+    listed = {"type": "array", "minItems": 1}
+    numbers = {"type": "array", "minItems": 2, "maxItems": 2, "items": {"type": "number"}}
+    forms = {kind: listed if kind in ("choice", "grid") else numbers for kind in KINDS}
+    whole = {"randint": numbers | {"items": {"type": "integer"}}}
+    return {
+        "title": "A searched value",
+        "type": "object",
+        "properties": forms | whole,
+        "additionalProperties": False,
+        "minProperties": 1,
+        "maxProperties": 1,
+    }
+
+
+def _schema(kind: type[msgspec.Struct]) -> tuple[Schema, dict[str, Schema]]:
+    """msgspec's, with a description of every field."""
+    (schema, *_), defs = msgspec.json.schema_components([kind, *_layers()], schema_hook=_layer, ref_template=REF)
+    for struct in (*_structs(msgspec.inspect.type_info(kind)), *_layers()):
+        found = defs[struct.__name__]
+        if "description" in found:
+            found["description"] = _text(PARAM.sub("", inspect.cleandoc(found["description"])))
+        told = _descriptions(struct)
+        for field in msgspec.structs.fields(struct):
+            if (words := told.get(field.name)) is not None:
+                found["properties"][field.encode_name]["description"] = words
+    return schema, defs
+
+
+def _layers() -> list[type[msgspec.Struct]]:
+    return [cast(type[msgspec.Struct], find_layer(name)) for name in LAYERS]
+
+
+def _layer(kind: type) -> Schema:
+    """Ours by their fields, others by their names."""
+    if kind is not Layer:
+        raise NotImplementedError(f"{kind} has no schema")
+    others = {"type": "object", "properties": {"layer": {"type": "string", "pattern": OUTSIDE}}, "required": ["layer"]}
+    return {"anyOf": [*({"$ref": REF.format(name=layer.__name__)} for layer in _layers()), others]}
+
+
+def _structs(info: Any) -> Iterator[type[msgspec.Struct]]:
+    """All that a type is made of."""
+    if isinstance(info, msgspec.inspect.StructType):
+        yield info.cls
+    for name in info.__struct_fields__ if isinstance(info, msgspec.Struct) else ():
+        inner = getattr(info, name)
+        for part in inner if isinstance(inner, tuple) else (inner,):
+            if isinstance(part, msgspec.inspect.Type | msgspec.inspect.Field):
+                yield from _structs(part)
+
+
+def _descriptions(kind: type[msgspec.Struct]) -> dict[str, str]:
+    """`:param name:` of the docstring, or the comment behind a field."""
+    found: dict[str, str] = {}
+    for each in reversed(kind.__mro__):
+        if not issubclass(each, msgspec.Struct) or each is msgspec.Struct:
+            continue
+        with suppress(OSError):  # installed without sources
+            found |= dict(COMMENT.findall(inspect.getsource(each)))
+        found |= {name: _text(words) for name, words in PARAM.findall(inspect.cleandoc(each.__doc__ or ""))}
+    return found
+
+
+def _text(words: str) -> str:
+    return " ".join(words.split())
+
+
+KINDS_OF_FILES: dict[str, Callable[[], Schema]] = {"experiment": experiment, "game": game, "sweep": sweep}
