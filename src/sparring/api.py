@@ -5,7 +5,7 @@ from typing import Annotated, Any
 
 import msgspec
 
-from sparring.games.spec import NAME, told
+from sparring.games.spec import NAME, json_schema
 from sparring.registry.manifest import Manifest
 from sparring.store.protocol import PlayerStats, Stats
 
@@ -57,9 +57,12 @@ class Uploaded(msgspec.Struct, frozen=True):
 class Act(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Asks for actions. `obs`: a list of observations as in JSON fragments; in msgpack also the raw column."""
 
-    obs: Annotated[list[Any], told(minItems=1, maxItems=MAX_OBSERVATIONS)] | Annotated[bytes, told(minLength=1)]
+    obs: (
+        Annotated[list[Any], json_schema(minItems=1, maxItems=MAX_OBSERVATIONS)]
+        | Annotated[bytes, json_schema(minLength=1)]
+    )
     schema: str | None = None
-    model: Annotated[str, told(pattern=f"^{NAME.pattern}$")] = "bot"
+    model: Annotated[str, json_schema(pattern=f"^{NAME.pattern}$")] = "bot"
     version: Annotated[int, msgspec.Meta(ge=1, lt=10**15)] | None = None  # none: the latest
     explore: bool = False
 

@@ -14,7 +14,7 @@ import msgspec
 from sparring.errors import InputError
 from sparring.experience.fragment import Columns, Fragment, new_id, pack
 from sparring.experience.validate import MAX_NAME, MAX_STEPS
-from sparring.games.spec import Box, Game, column, told
+from sparring.games.spec import Box, Game, column, json_schema
 
 gzip: ModuleType
 try:  # the same bytes, made ten times as fast
@@ -36,11 +36,11 @@ class TooLarge(InputError):
 
 
 # For JSON Schema; what they say is checked by `validate`. (Not all that is no control character is printable.)
-_COLUMN = told(minItems=1, maxItems=MAX_STEPS, items={"type": ["number", "boolean", "array", "object"]})
-_OBS = told(minItems=2, maxItems=MAX_STEPS + 1, items={"type": ["number", "boolean", "array", "object"]})
-_NUMBERS = told(minItems=1, maxItems=MAX_STEPS)
-_TEXT = told(minLength=1, maxLength=MAX_NAME, pattern=r"^[^\u0000-\u001f\u007f]+$")
-_COUNT = told(minimum=0, maximum=(1 << 53) - 1)
+_COLUMN = json_schema(minItems=1, maxItems=MAX_STEPS, items={"type": ["number", "boolean", "array", "object"]})
+_OBS = json_schema(minItems=2, maxItems=MAX_STEPS + 1, items={"type": ["number", "boolean", "array", "object"]})
+_NUMBERS = json_schema(minItems=1, maxItems=MAX_STEPS)
+_TEXT = json_schema(minLength=1, maxLength=MAX_NAME, pattern=r"^[^\u0000-\u001f\u007f]+$")
+_COUNT = json_schema(minimum=0, maximum=(1 << 53) - 1)
 _Name = Annotated[str, _TEXT]
 
 

@@ -33,7 +33,7 @@ MAX_PLAYERS = 10_000
 MAX_DIMENSIONS = 16  # NumPy stops at 64, and batches add some
 
 
-def told(**schema: Any) -> msgspec.Meta:
+def json_schema(**schema: Any) -> msgspec.Meta:
     """What JSON Schema shall say of a field whose check is ours, because it says more when it fails."""
     return msgspec.Meta(extra_json_schema=schema)
 
@@ -41,8 +41,10 @@ def told(**schema: Any) -> msgspec.Meta:
 class Box(msgspec.Struct, frozen=True, tag="box", tag_field="type", dict=True, forbid_unknown_fields=True):
     """Numbers of one shape. `low`/`high`: one bound for all, a list in row-major order, or none."""
 
-    shape: Annotated[tuple[Annotated[int, told(minimum=1, maximum=MAX_STEP_BYTES)], ...], told(maxItems=MAX_DIMENSIONS)]
-    dtype: Annotated[str, told(enum=DTYPES)] = "float32"
+    shape: Annotated[
+        tuple[Annotated[int, json_schema(minimum=1, maximum=MAX_STEP_BYTES)], ...], json_schema(maxItems=MAX_DIMENSIONS)
+    ]
+    dtype: Annotated[str, json_schema(enum=DTYPES)] = "float32"
     low: float | tuple[float, ...] | None = None
     high: float | tuple[float, ...] | None = None
 
@@ -163,7 +165,7 @@ class Dict(msgspec.Struct, frozen=True, tag="dict", tag_field="type", dict=True,
 
     fields: Annotated[
         dict[str, Box | Discrete | MultiDiscrete],
-        told(minProperties=1, propertyNames={"pattern": f"^{FIELD.pattern}$"}),
+        json_schema(minProperties=1, propertyNames={"pattern": f"^{FIELD.pattern}$"}),
     ]
 
     def __post_init__(self) -> None:
@@ -280,10 +282,10 @@ class Game(msgspec.Struct, frozen=True, dict=True):
     the most that one step may be worth, where the default (`experience.validate`) does not fit.
     """
 
-    name: Annotated[str, told(pattern=f"^{NAME.pattern}$")]
+    name: Annotated[str, json_schema(pattern=f"^{NAME.pattern}$")]
     observation: Space
-    action: Annotated[Action, told(**FLOAT_BOX)]
-    players: Annotated[int, told(minimum=1, maximum=MAX_PLAYERS)] = 1
+    action: Annotated[Action, json_schema(**FLOAT_BOX)]
+    players: Annotated[int, json_schema(minimum=1, maximum=MAX_PLAYERS)] = 1
     env: str | None = None
     # Unset is not written: older readers do not know it.
     reward: tuple[float, float] | msgspec.UnsetType | None = msgspec.UNSET

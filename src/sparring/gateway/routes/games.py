@@ -12,7 +12,7 @@ from sparring.api import GameInfo
 from sparring.errors import InputError
 from sparring.games import Box, Discrete, Game
 from sparring.games.spec import NAME
-from sparring.gateway.http import JSON, Budget, Refusal, answer, media_type, read_body
+from sparring.gateway.endpoint import JSON, Budget, HTTPProblem, answer, media_type, read_body
 from sparring.gateway.openapi import Operation
 from sparring.store.protocol import Store
 
@@ -47,7 +47,7 @@ class Games:
             await self.all()  # another process may have registered it
             game = self._known.get(name)
         if game is None:
-            raise Refusal(
+            raise HTTPProblem(
                 404, f"there is no game {name[:100]!r} here: see GET /v1/games, or register it with PUT /v1/games/NAME"
             )
         return game
@@ -83,18 +83,18 @@ class Games:
         with self._budget.hold(request) as hold:
             game = Game.from_json(await read_body(request, MAX_BODY, hold, ADVICE))
         if game.name != name:
-            raise Refusal(422, f"the address says {name[:100]!r}, the declaration {game.name!r}: use one name")
+            raise HTTPProblem(422, f"the address says {name[:100]!r}, the declaration {game.name!r}: use one name")
         async with self._registering:
             known = {game.name: game for game in await self.all()}
             if name in known:
                 if known[name].schema != game.schema:
-                    raise Refusal(409, _difference(known[name], game))
+                    raise HTTPProblem(409, _difference(known[name], game))
                 return answer(known[name])
             _require_room(known, game)
             try:
                 await asyncio.to_thread(self._store.register, game)
             except InputError as error:  # another client was faster, with other spaces
-                raise Refusal(409, str(error)) from error
+                raise HTTPProblem(409, str(error)) from error
             await self.all()
         return answer(await self.get(name), 201)
 
@@ -105,14 +105,16 @@ class Games:
 def _require_room(known: dict[str, Game], game: Game) -> None:
     size, full = len(msgspec.json.encode(game)), ""
     if size > MAX_DECLARATION:
-        raise Refusal(413, f"the declaration has {size} bytes, at most {MAX_DECLARATION} are allowed: {ADVICE}")
+        raise HTTPProblem(413, f"the declaration has {size} bytes, at most {MAX_DECLARATION} are allowed: {ADVICE}")
     size += sum(len(msgspec.json.encode(other)) for other in known.values())
     if len(known) >= MAX_GAMES:
         full = f"this platform has {len(known)} games, and takes no more"
     elif size > MAX_DECLARATIONS:
         full = f"the games' declarations would take {size} bytes, at most {MAX_DECLARATIONS} are allowed"
     if full:
-        raise Refusal(507, f"{full}: delete games that nobody plays (`sparring delete GAME`), or run another platform")
+        raise HTTPProblem(
+            507, f"{full}: delete games that nobody plays (`sparring delete GAME`), or run another platform"
+        )
 
 
 def _difference(known: Game, asked: Game) -> str:
