@@ -15,11 +15,13 @@ import pytest
 from aws_server import aws_server
 from botocore.session import Session
 
+from sparring.aws import credentials as aws
 from sparring.aws import sdk as aws_sdk
-from sparring.aws import sign as aws
+from sparring.aws import sign as signing
+from sparring.aws.credentials import CredentialsError, credentials
 from sparring.aws.kinesis import Kinesis
 from sparring.aws.s3 import Bucket
-from sparring.aws.sign import Credentials, CredentialsError, credentials, sign
+from sparring.aws.sign import Credentials, sign
 from sparring.errors import InputError, SparringError
 
 EXAMPLE = Credentials("AKIDEXAMPLE", "wJalrXUtnFEMI/K7MDENG+bPxRfiCYEXAMPLEKEY")
@@ -524,8 +526,8 @@ def test_every_partition_has_its_own_names() -> None:
     for region in ("eu-west-1", "cn-north-1", "us-gov-east-1", "eusc-de-east-1", "us-iso-east-1", "us-isob-east-1"):
         partition = session.get_partition_for_region(region)
         domain = next(p for p in _partitions(session) if p["id"] == partition)["outputs"]["dnsSuffix"]
-        assert aws.partition(region) == partition
-        assert aws.endpoint("sts", region) == f"https://sts.{region}.{domain}"
+        assert signing.partition(region) == partition
+        assert signing.endpoint("sts", region) == f"https://sts.{region}.{domain}"
         bucket = Bucket("name", "bots", region)
         assert bucket.public_url == f"https://name.s3.{region}.{domain}/bots"
         assert bucket.statement()["Resource"] == f"arn:{partition}:s3:::name/bots/games/*"
@@ -540,5 +542,5 @@ def _partitions(session: Session) -> list[Any]:
 
 def test_it_is_light() -> None:
     heavy = {"boto3", "botocore", "obstore", "numpy", "msgspec"}
-    code = f"import sys, sparring.aws.sign; print(sorted({heavy!r} & set(sys.modules)))"
+    code = f"import sys, sparring.aws.credentials; print(sorted({heavy!r} & set(sys.modules)))"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"

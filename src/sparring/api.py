@@ -5,7 +5,7 @@ from typing import Annotated, Any
 
 import msgspec
 
-from sparring.games.spec import NAME, json_schema
+from sparring.games.spec import NAME, constrained
 from sparring.registry.manifest import Manifest
 from sparring.store.protocol import PlayerStats, Stats
 
@@ -58,11 +58,11 @@ class Act(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Asks for actions. `obs`: a list of observations as in JSON fragments; in msgpack also the raw column."""
 
     obs: (
-        Annotated[list[Any], json_schema(minItems=1, maxItems=MAX_OBSERVATIONS)]
-        | Annotated[bytes, json_schema(minLength=1)]
+        Annotated[list[Any], constrained(minItems=1, maxItems=MAX_OBSERVATIONS)]
+        | Annotated[bytes, constrained(minLength=1)]
     )
     schema: str | None = None
-    model: Annotated[str, json_schema(pattern=f"^{NAME.pattern}$")] = "bot"
+    model: Annotated[str, constrained(pattern=f"^{NAME.pattern}$")] = "bot"
     version: Annotated[int, msgspec.Meta(ge=1, lt=10**15)] | None = None  # none: the latest
     explore: bool = False
 

@@ -1,7 +1,6 @@
 """`sparring up`: gateway, store and registry in this process, the trainer in a child. All data under one directory."""
 
 import contextlib
-import fcntl
 import logging
 import os
 import subprocess
@@ -13,10 +12,12 @@ from pathlib import Path
 
 import msgspec
 
-from sparring.aws import sdk as aws_sdk
+from sparring.aws import sdk
 from sparring.aws.kinesis import Kinesis, default_directory
 from sparring.errors import InputError
+from sparring.files import try_lock
 from sparring.gateway.app import create_app, serve
+from sparring.heartbeat import Patience, Watch
 from sparring.registry.registry import Registry, RegistryError
 from sparring.store import open_store
 from sparring.store.protocol import Store
@@ -43,11 +44,12 @@ def up(
     stream: str | None = None,
     ingest: bool = True,
     allowed_hosts: Sequence[str] = (),
+    patience: Patience | None = None,
 ) -> None:
     """Runs until SIGINT or SIGTERM, then stops cleanly; the next `up` on the same directory goes on. `settings`: the
     trainer's, as JSON; none: no trainer. `store` and `registry`: others than the directory's own, by their addresses.
     With a `stream` uploads go over it to the store; `ingest`: by a job of ours. `allowed_hosts`: names that
-    the gateway answers to, see `gateway.hosts`."""
+    the gateway answers to, see `gateway.hosts`. `patience`: with a trainer that gives no sign of life."""
     published = _registry(data, registry)
     with _locked(data, "lock"), contextlib.ExitStack() as stack:
         if settings is not None:
@@ -64,7 +66,7 @@ def up(
 
         def started(url: str) -> None:
             if settings is not None:  # only now: a port in use must not cost a trainer's start
-                stack.enter_context(_trainer(data, settings, store, registry))
+                stack.enter_context(_trainer(data, settings, store, registry, patience or Patience()))
             if stream is not None and ingest:
                 stack.enter_context(_ingest(data, stream, address))
             if ready is not None:
@@ -93,7 +95,7 @@ def _registry(data: Path, address: str | None) -> Registry:
 
 
 def _streamed(store: Store, address: str) -> Store:
-    stream = Kinesis(address, credentials=aws_sdk.credentials)
+    stream = Kinesis(address, credentials=sdk.credentials)
     stream.summary()  # a wrong address or missing credentials are told now, not with the first upload
     return StreamedStore(store, Producer(stream))
 
@@ -103,14 +105,10 @@ def _locked(data: Path, name: str) -> Iterator[None]:
     """Two platforms on one directory would train the same games twice."""
     data.mkdir(parents=True, exist_ok=True)
     with (data / name).open("a+") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
+        if not try_lock(file.fileno()):
             file.seek(0)
             owner = file.read().strip() or "unknown"
-            raise InputError(
-                f"{data} is in use by another `sparring up` (process {owner}): choose another --data"
-            ) from error
+            raise InputError(f"{data} is in use by another `sparring up` (process {owner}): choose another --data")
         file.truncate(0)
         file.write(str(os.getpid()))
         file.flush()
@@ -125,12 +123,14 @@ def _require_writable(log: Path) -> None:
 
 
 @contextlib.contextmanager
-def _trainer(data: Path, settings: bytes, store: str | None, registry: str | None) -> Iterator[None]:
+def _trainer(
+    data: Path, settings: bytes, store: str | None, registry: str | None, patience: Patience
+) -> Iterator[None]:
     command = [sys.executable, "-m", "sparring.trainer.process", "--parent", str(os.getpid())]
     command += _trainer_words(data, settings, store, registry)
     # Gateway, players and learner share the cores: a small network gains nothing from more threads than one.
     env = {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": "--xla_cpu_multi_thread_eigen=false"}
-    with _kept(command, data / TRAINER_LOG, env | os.environ):
+    with _kept(command, data / TRAINER_LOG, env | os.environ, patience):
         yield
 
 
@@ -144,8 +144,9 @@ def _ingest(data: Path, stream: str, store: str) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _kept(command: list[str], log: Path, env: dict[str, str]) -> Iterator[None]:
-    """Keeps a child running. It writes to `log` and goes when we go, also when we are killed."""
+def _kept(command: list[str], log: Path, env: dict[str, str], patience: Patience | None = None) -> Iterator[None]:
+    """Keeps a child running. It writes to `log` and goes when we go, also when we are killed. `patience`: it gives
+    signs of life (--beat), and is replaced when it does not."""
     stopping = threading.Event()
 
     def keep() -> None:
@@ -157,14 +158,33 @@ def _kept(command: list[str], log: Path, env: dict[str, str]) -> Iterator[None]:
             stopping.wait(RESTART_AFTER)
 
     def run() -> None:
+        if patience is None:
+            attend(command, None)
+            return
+        with contextlib.closing(Watch(patience)) as watch:
+            attend([*command, "--beat", str(watch.pipe)], watch)
+
+    def attend(words: list[str], watch: Watch | None) -> None:
+        """One process, to its end."""
+        pipes = () if watch is None else (watch.pipe,)
         with (
             log.open("ab") as output,
             subprocess.Popen(
-                command, stdout=output, stderr=output, stdin=subprocess.DEVNULL, start_new_session=True, env=env
+                words,
+                stdout=output,
+                stderr=output,
+                stdin=subprocess.DEVNULL,
+                start_new_session=True,
+                env=env,
+                pass_fds=pipes,
             ) as child,
         ):
+            if watch is not None:
+                watch.hand_over()
             while child.poll() is None and not stopping.wait(0.2):
-                continue
+                if watch is not None and watch.hung(child.pid):
+                    child.kill()
+                    child.wait()
             if child.poll() is None:
                 child.terminate()
                 _wait(child)

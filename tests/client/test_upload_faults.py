@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from fake_server import GAME, FakeServer, Handler, Reply, policy_file, problem, until, walk
 
-from sparring.client import Acted, Client, spool, uploader
+from sparring.client import Acted, Client, uploader
 from sparring.client.recorder import Recorder
 from sparring.client.spool import Spool
 from sparring.errors import InputError
@@ -386,8 +386,8 @@ def test_a_spooled_file_and_its_name_are_on_disk_before_it_counts(
         replace(part, path)
         done.append(f"named {path}")
 
-    monkeypatch.setattr(spool.os, "fsync", note_fsync)
-    monkeypatch.setattr(spool.os, "replace", note_replace)
+    monkeypatch.setattr(os, "fsync", note_fsync)
+    monkeypatch.setattr(os, "replace", note_replace)
     directory = tmp_path / "client" / "spool"
     box = Spool(directory, 1 << 20)
     box.put(b"body", 1)

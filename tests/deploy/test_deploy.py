@@ -23,7 +23,7 @@ import urllib3
 import yaml
 from aws_server import aws_server
 
-from sparring.aws.sign import s3
+from sparring.aws import s3
 from sparring.cli import entry as cli
 from sparring.cli.streams import WEEK
 from sparring.games import Box, Discrete, Game

@@ -209,11 +209,22 @@ def test_rows_that_cannot_be_columns_say_why(fields: dict[str, Any], told: str) 
 @pytest.mark.parametrize(
     ("fields", "told"),
     [
-        ({"action": [0, 1, 1]}, "action has 12 bytes"),
-        ({"obs": [[0, 0]] * 2}, "obs has 16 bytes"),
-        ({"obs": []}, "obs has 0 bytes"),
+        ({"action": [0, 1, 1]}, "action has 3 actions, 2 rewards need 2"),
+        ({"obs": [[0, 0]] * 2}, "obs has 2 observations, 2 rewards need 3: the one after the last step, too"),
+        ({"obs": []}, "obs has 0 observations, 2 rewards need 3"),
+        ({"log_prob": [0]}, "log_prob has 1 number, 2 rewards need 2"),
+    ],
+)
+def test_rows_of_different_lengths_are_refused_in_the_words_of_rows(fields: dict[str, Any], told: str) -> None:
+    got = one(**fields)
+    assert isinstance(got, str)
+    assert told in got
+
+
+@pytest.mark.parametrize(
+    ("fields", "told"),
+    [
         ({"reward": [], "action": []}, "steps is 0"),
-        ({"log_prob": [0]}, "log_prob has 4 bytes"),
         ({"obs": [[0, 1e300]] * 3}, "obs has NaN or infinite"),
         ({"reward": [1e300, 0]}, "reward has NaN or infinite"),
         ({"log_prob": [-1e300, 0]}, "log_prob has NaN or infinite"),

@@ -45,7 +45,7 @@ def paths():
 
 @pytest.fixture(scope="module")
 def ray(paths):
-    from sparring.rollout import ray_pool as cluster
+    from sparring.launch import ray_cluster as cluster
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("RAY_ADDRESS", "127.0.0.1:1")  # a cluster that is gone: not ours, and nobody asked for it
@@ -150,7 +150,7 @@ def test_killed_processes_are_replaced(ray, tmp_path, caplog, victim):
             pool.release(block)
             if number in (5, 15, 25):
                 (host,) = (psutil.Process(host.pid) for host in pool.hosts)
-                workers = [child for nursery in host.children() for child in nursery.children()]
+                workers = [child for forkserver in host.children() for child in forkserver.children()]
                 assert len(workers) == 2
                 os.kill(workers[-1].pid if victim == "worker" else host.pid, signal.SIGKILL)
         assert heard == {0, 1}
@@ -189,15 +189,15 @@ def test_trouble_in_one_actor_is_told_once_and_isolated(ray, tmp_path, caplog, t
 def test_no_room_for_a_replacement_ends_the_run(ray, monkeypatch):
     from test_rollout import plan, policy_for
 
-    from sparring.rollout import ray_pool as cluster
+    from sparring.rollout import ray_pool
 
     policy = policy_for("CartPole-v1")
-    pool = cluster.RayPool(plan(policy, 1), 60.0, SHARE)
+    pool = ray_pool.RayPool(plan(policy, 1), 60.0, SHARE)
     try:
         pool.publish(policy)
         os.kill(pool.hosts[0].pid, signal.SIGKILL)
         pool.resources = Resources(actor_cpus=64)  # as if the only node with room were gone
-        monkeypatch.setattr(cluster, "STARTING", 3.0)
+        monkeypatch.setattr(ray_pool, "STARTING", 3.0)
         pool.start()
         with pytest.raises(SparringError, match=r"no room for 1 rollout workers within 3 s: .* Lower rollout"):
             pool.take()

@@ -71,7 +71,7 @@ def dead():
 
 @pytest.fixture
 def require_head():
-    from sparring.rollout.ray_pool import require_head
+    from sparring.launch.ray_cluster import require_head
 
     return require_head
 

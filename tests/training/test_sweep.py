@@ -22,7 +22,7 @@ from sparring.errors import InputError, SparringError
 from sparring.runs import checkpoint
 from sparring.runs.run import Run, is_run
 from sparring.sweep import sweeping
-from sparring.sweep.journal import Journal, Standing
+from sparring.sweep.journal import Journal, TrialStatus
 from sparring.sweep.plan import Sweep
 from sparring.training import loop
 
@@ -63,7 +63,7 @@ def logs(tmp_path_factory):
 @pytest.fixture(scope="module")
 def address(logs, root):
     """Two nodes. The other one has an empty directory where ours has the sweeps: nothing is shared."""
-    from sparring.rollout import ray_pool as cluster
+    from sparring.launch import ray_cluster as cluster
 
     cluster.use_token()
     with socket.socket() as free:
@@ -108,24 +108,24 @@ def write(path: Path, **changes: object) -> Path:
     return path.with_suffix(".yaml")
 
 
-def sweep(out: Path, **changes: object) -> list[Standing]:
+def sweep(out: Path, **changes: object) -> list[TrialStatus]:
     """Here, on the cluster."""
     return carry_out(*sweeping.begin(write(out, **changes), out=out))
 
 
-def carry_out(plan: Sweep, out: Path) -> list[Standing]:
+def carry_out(plan: Sweep, out: Path) -> list[TrialStatus]:
     trials, complete = sweeping.carry_out(plan, out, lambda: nullcontext(lambda trials: None))
     assert complete
     return trials
 
 
-def randomness(trial: Standing) -> float:
+def randomness(trial: TrialStatus) -> float:
     return trial.values["algorithm.exploration_final"]
 
 
 def test_the_other_node_does_not_see_our_files(address, root):
     """Or the tests below would not tell anything about bringing runs home."""
-    from sparring.rollout.ray_pool import NodeAffinitySchedulingStrategy, ray
+    from sparring.launch.ray_cluster import NodeAffinitySchedulingStrategy, ray
 
     if os.geteuid():
         pytest.skip("hiding a directory needs root")
@@ -270,7 +270,7 @@ def test_pbt_copies_the_better_ones(address, root):
 
 def test_a_copy_has_everything_but_the_values(address, root):
     """Two trials without Tune between them: the second takes over what the first has learned."""
-    from sparring.rollout.ray_pool import ray
+    from sparring.launch.ray_cluster import ray
     from sparring.sweep.trial import Task, Trial, msgspec
 
     out = root / "copy"

@@ -90,7 +90,7 @@ def test_gpus_that_a_cluster_does_not_have_are_told():
 def address(tmp_path_factory):
     """Four CPUs and two GPUs, of which there are none."""
     from sparring.launch import local_ray
-    from sparring.rollout import ray_pool as cluster
+    from sparring.launch import ray_cluster as cluster
 
     home = tmp_path_factory.mktemp("seeing")
     (home / "seeing.py").write_text(GAME)

@@ -17,9 +17,9 @@ from urllib.parse import parse_qsl, urlsplit
 import msgspec
 import urllib3
 
-from sparring.aws import sign as aws
-from sparring.errors import InputError
-from sparring.store.protocol import StoreBusy
+from sparring.aws import credentials as chain
+from sparring.aws.sign import Credentials, endpoint, sign
+from sparring.errors import Busy, InputError
 
 __all__ = [
     "IteratorExpired",
@@ -63,7 +63,7 @@ def default_directory(data: Path, stream: str, store: str) -> Path:
     return data / "ingest" / f"{urlsplit(stream).netloc}-{hashlib.sha256(f'{stream} {store}'.encode()).hexdigest()[:8]}"
 
 
-class StreamBusy(StoreBusy):
+class StreamBusy(Busy):
     """The stream did not take or give it now. It may be asked again."""
 
 
@@ -170,10 +170,10 @@ class _Description(msgspec.Struct, frozen=True, rename="pascal"):
 class Kinesis:
     """`kinesis://NAME?region=eu-central-1`, optionally with `&endpoint=` (another
     server that speaks the API) and `&lanes=` (see the producer). `credentials`: where they come from. A game has the
-    small chain; servers pass `aws_sdk.credentials`."""
+    small chain; servers pass `sdk.credentials`."""
 
     def __init__(
-        self, address: str, timeout: float = 20.0, credentials: Callable[[], aws.Credentials | None] = aws.credentials
+        self, address: str, timeout: float = 20.0, credentials: Callable[[], Credentials | None] = chain.credentials
     ) -> None:
         self.address, self.timeout, self._source = address, timeout, credentials
         parts = urlsplit(address)
@@ -185,11 +185,11 @@ class Kinesis:
         if "@" in parts.netloc:
             raise InputError("credentials do not belong into an address: use the environment or AWS_PROFILE")
         self.stream = parts.netloc
-        region = options.get("region") or aws.region()
+        region = options.get("region") or chain.region()
         if region is None and "endpoint" not in options:
             raise InputError(f"{address}: in which region? Write kinesis://{self.stream}?region=eu-central-1")
         self.region = region or "us-east-1"
-        self.endpoint = options.get("endpoint", aws.endpoint("kinesis", self.region)).rstrip("/")
+        self.endpoint = options.get("endpoint", endpoint("kinesis", self.region)).rstrip("/")
         if urlsplit(self.endpoint).scheme not in ("http", "https") or not urlsplit(self.endpoint).hostname:
             raise InputError(f"{address}: the endpoint is {self.endpoint!r}, write it like http://127.0.0.1:4567")
         lanes = options.get("lanes", "64")
@@ -207,8 +207,8 @@ class Kinesis:
         """One try; a result per record, some of which may be errors."""
         results = self._decode(self._call("PutRecords", {"Records": records}), _Puts).records
         if len(results) != len(records):  # which of them landed is not known: all are sent again
-            told = f"{len(results)} results for {len(records)} records"
-            raise StreamBusy(f"{self.endpoint} did not answer like Kinesis: {told}")
+            message = f"{len(results)} results for {len(records)} records"
+            raise StreamBusy(f"{self.endpoint} did not answer like Kinesis: {message}")
         return results
 
     def iterator(self, shard: str, after: str | None) -> str:
@@ -253,13 +253,14 @@ class Kinesis:
                 raise StreamBusy(f"the stream {self.stream} is {status} since {seconds:g} s")
             time.sleep(0.2)
 
-    def reshard(self, count: int, told: Callable[[int], None] = lambda shards: None) -> None:
-        """Splits the widest shards, or merges the narrowest neighbours, until there are `count`; `told` of each step.
+    def reshard(self, count: int, on_progress: Callable[[int], None] = lambda shards: None) -> None:
+        """Splits the widest shards, or merges the narrowest neighbours, until there are `count`.
+        `on_progress` hears each step.
 
         One at a time, as the service wants it; unlike its UpdateShardCount any number can be reached.
         """
         while len(now := sorted(filter(lambda s: s.open, self.shards()), key=_start)) != count:
-            told(len(now))
+            on_progress(len(now))
             if len(now) < count:
                 widest = max(now, key=lambda s: s.hash_key_range.width)
                 middle = _start(widest) + widest.hash_key_range.width // 2
@@ -270,7 +271,7 @@ class Kinesis:
                 one, two = min(pairs, key=lambda p: p[0].hash_key_range.width + p[1].hash_key_range.width)
                 self._ask("MergeShards", {"ShardToMerge": one.shard_id, "AdjacentShardToMerge": two.shard_id}, None)
             self.wait_active()
-        told(count)
+        on_progress(count)
 
     def _ask(
         self, action: str, asked: dict[str, Any], kind: type[T] | None, stream: bool = True, patience: float = PATIENCE
@@ -291,7 +292,7 @@ class Kinesis:
         body = msgspec.json.encode({"StreamName": self.stream, **asked} if stream else asked)
         headers = {"Content-Type": KIND, "X-Amz-Target": f"Kinesis_20131202.{action}"}
         url, now = f"{self.endpoint}/", time.time() + self._skew
-        signed = aws.sign("POST", url, headers, body, "kinesis", self.region, self._credentials(), now=now)
+        signed = sign("POST", url, headers, body, "kinesis", self.region, self._credentials(), now=now)
         timeout = urllib3.Timeout(connect=min(5.0, self.timeout), read=self.timeout)
         try:
             answer = self._pool.request("POST", url, body=body, headers=signed, timeout=timeout, redirect=False)
@@ -302,15 +303,15 @@ class Kinesis:
             return answer.data
         raise self._fault(action, answer.status, answer.data, answer.headers.get("date"))
 
-    def _credentials(self) -> aws.Credentials:
+    def _credentials(self) -> Credentials:
         if self._local and "AWS_ACCESS_KEY_ID" not in os.environ:
-            return aws.Credentials("local", "local")  # a server on this machine, for tests: it takes any
+            return Credentials("local", "local")  # a server on this machine, for tests: it takes any
         try:
             found = self._source()
-        except aws.CredentialsError as error:
+        except chain.CredentialsError as error:
             raise StreamBusy(str(error)) from error
         if found is None:
-            raise InputError(aws.NO_CREDENTIALS)
+            raise InputError(chain.NO_CREDENTIALS)
         return found
 
     def _fault(self, action: str, status: int, body: bytes, date: str | None) -> Exception:
@@ -319,25 +320,25 @@ class Kinesis:
         except (msgspec.MsgspecError, UnicodeDecodeError):
             fault = _Fault()
         code, text = fault.type.rpartition("#")[2], (fault.message or fault.Message)[:500]
-        told = f"{action} of {self.stream}: {code or status} {text}".rstrip()
+        message = f"{action} of {self.stream}: {code or status} {text}".rstrip()
         there = _server_time(date)
         if code in CLOCK and there is not None and abs(there - time.time() - self._skew) > SKEW:
             self._skew = there - time.time()  # our clock jumped: its own Date makes the next try good
-            return StreamBusy(f"{told} (this machine's clock is {-self._skew:+.0f} s off)")
+            return StreamBusy(f"{message} (this machine's clock is {-self._skew:+.0f} s off)")
         if code == "ResourceInUseException" and action == "CreateStream":
             return InputError(f"the stream {self.stream!r} is there already: `sparring stream status` shows it")
         if status >= 500 or status == 429 or code in BUSY:
-            return StreamBusy(told)
+            return StreamBusy(message)
         if code == "ExpiredIteratorException":
-            return IteratorExpired(told)
+            return IteratorExpired(message)
         if action == "GetShardIterator" and code == "InvalidArgumentException":
-            return PositionUnknown(told)
+            return PositionUnknown(message)
         if code == "ResourceNotFoundException":
             create = f"`sparring stream create '{self.address}'` makes it"
             return InputError(f"there is no stream {self.stream!r} at {self.endpoint}: {create}. ({text})")
         if status == 413 or (action == "PutRecords" and code in ("InvalidArgumentException", "ValidationException")):
-            return TooLargeRequest(told)
-        return InputError(told)
+            return TooLargeRequest(message)
+        return InputError(message)
 
     def _decode(self, body: bytes, kind: type[T]) -> T:
         try:

@@ -19,8 +19,9 @@ import urllib3
 from obstore.exceptions import BaseError
 from obstore.store import S3Store
 
-from sparring.aws import sdk as aws_sdk
-from sparring.aws import sign as aws
+from sparring.aws import credentials as chain
+from sparring.aws import sdk
+from sparring.aws.sign import Credentials, endpoint, partition, sign
 from sparring.errors import InputError, SparringError
 
 __all__ = ["Bucket"]
@@ -62,7 +63,7 @@ class Bucket:
     def parse(cls, address: str) -> "Bucket":
         parts = urlsplit(address)
         options = dict(parse_qsl(parts.query))
-        region = options.pop("region", None) or aws.region()
+        region = options.pop("region", None) or chain.region()
         endpoint = options.pop("endpoint", None)
         prefix = unquote(parts.path).strip("/")
         name = parts.netloc
@@ -84,7 +85,7 @@ class Bucket:
         """Where its keys begin. A name with dots has no certificate of its own."""
         if self.endpoint is not None:
             return f"{self.endpoint}/{self.name}"
-        host = aws.endpoint("s3", self.region).removeprefix("https://")
+        host = endpoint("s3", self.region).removeprefix("https://")
         return f"https://{host}/{self.name}" if "." in self.name else f"https://{self.name}.{host}"
 
     @property
@@ -204,7 +205,7 @@ class Bucket:
             "Effect": "Allow",
             "Principal": "*",
             "Action": "s3:GetObject",
-            "Resource": f"arn:{aws.partition(self.region)}:s3:::{self.name}/{self._key('games/*')}",
+            "Resource": f"arn:{partition(self.region)}:s3:::{self.name}/{self._key('games/*')}",
         }
 
     def _share_with_pages(self) -> str:
@@ -250,7 +251,7 @@ class Bucket:
         sent = dict(headers or {})
         if body:
             sent["content-md5"] = base64.b64encode(hashlib.md5(body, usedforsecurity=False).digest()).decode()
-        return self._send(method, url, body, aws.sign(method, url, sent, body, "s3", self.region, _credentials()))
+        return self._send(method, url, body, sign(method, url, sent, body, "s3", self.region, _credentials()))
 
     def _send(self, method: str, url: str, body: bytes, headers: dict[str, str]) -> urllib3.BaseHTTPResponse:
         timeout = urllib3.Timeout(connect=CONNECT, read=ANSWER)
@@ -276,10 +277,10 @@ class Bucket:
         return SparringError(f"cannot {what} {self}: {self.base} answered {answer.status} {code}{message}")
 
 
-def _credentials() -> aws.Credentials:
-    found = aws_sdk.credentials()
+def _credentials() -> Credentials:
+    found = sdk.credentials()
     if found is None:
-        raise InputError(aws.NO_CREDENTIALS)
+        raise InputError(chain.NO_CREDENTIALS)
     return found
 
 

@@ -1,13 +1,14 @@
 """AWS credentials for servers and launchers: everything that AWS's own tools know (SSO, assumed roles, programs, web
 identities, containers, instances), by botocore's chain, which the extra `sparring[aws]` brings. Without it the small
-chain of `aws` serves, and names what it does not know. A game's client never comes here."""
+chain of `credentials` serves, and names what it does not know. A game's client never comes here."""
 
 import importlib.util
 import threading
 from concurrent.futures import Future
 
-from sparring.aws import sign as aws
-from sparring.aws.sign import Credentials, CredentialsError
+from sparring.aws import credentials as chain
+from sparring.aws.credentials import CredentialsError
+from sparring.aws.sign import Credentials
 from sparring.errors import InputError
 
 __all__ = ["credentials"]
@@ -17,8 +18,8 @@ LASTING = 300.0  # seconds until credentials that do not expire are looked up ag
 
 
 def credentials() -> Credentials | None:
-    """As `aws.credentials`."""
-    return aws.credentials() if importlib.util.find_spec("botocore") is None else _kept()
+    """As `credentials.credentials`."""
+    return chain.credentials() if importlib.util.find_spec("botocore") is None else _kept()
 
 
 _asked: "Future[Credentials | None] | None" = None  # one at a time: _kept has a lock
@@ -62,7 +63,7 @@ def _resolve() -> Credentials | None:
     away = (ConnectionError, HTTPClientError, MetadataRetrievalError, CredentialRetrievalError)
     try:
         session = Session()  # a new one each time: it would keep what it read
-        if (region := aws.region()) is not None:
+        if (region := chain.region()) is not None:
             session.set_config_variable("region", region)  # botocore knows AWS_DEFAULT_REGION alone
         found = session.get_credentials()
         if found is None:
@@ -86,4 +87,4 @@ def _resolve() -> Credentials | None:
     return Credentials(plain.access_key, plain.secret_key, plain.token, expires)
 
 
-_kept = aws.Kept(_find, LASTING)
+_kept = chain.Kept(_find, LASTING)

@@ -116,10 +116,10 @@ def _setting(text: str) -> tuple[str, str]:
 
 
 def _stream(address: str) -> "Kinesis":
-    from sparring.aws import sdk as aws_sdk
+    from sparring.aws import sdk
     from sparring.aws.kinesis import Kinesis
 
-    return Kinesis(address, credentials=aws_sdk.credentials)
+    return Kinesis(address, credentials=sdk.credentials)
 
 
 def _show(address: str) -> None:

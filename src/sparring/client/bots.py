@@ -13,9 +13,9 @@ import msgspec
 
 from sparring.client.bot import Loaded, Policy, RandomPlay
 from sparring.client.notices import Notices, attempt, describe, log
-from sparring.client.spool import write_whole
 from sparring.client.transports.base import ModelSource, Unavailable
 from sparring.errors import InputError
+from sparring.files import write_whole
 from sparring.games import Game
 from sparring.games.spec import NAME
 from sparring.registry.manifest import FileInfo, Manifest
@@ -106,7 +106,7 @@ class Models:
 
     def _store(self, path: Path, data: bytes) -> None:
         try:
-            write_whole(path, data)
+            write_whole(path, data, parents=True, shared=True)
         except OSError as error:
             self.notices.warn(f"cannot keep bots in {self.directory}: {error}")
 

@@ -19,12 +19,13 @@ from sparring.client.convert import to_action
 from sparring.client.notices import Notices
 from sparring.client.public_registry import BucketModels
 from sparring.client.recorder import LAST_ACT, Acted, Recorder
-from sparring.client.spool import Spool, write_whole
+from sparring.client.spool import Spool
 from sparring.client.transports import open_transport
 from sparring.client.transports.base import ModelSource, SchemaMismatch, Transport, Unavailable, UnknownGame
 from sparring.client.transports.http import HttpTransport
 from sparring.client.uploader import Stats, Uploader
 from sparring.errors import InputError, SparringError
+from sparring.files import write_whole
 from sparring.games import Game
 from sparring.games.spec import NAME
 from sparring.registry.manifest import DEFAULT_MODEL
@@ -64,20 +65,22 @@ class Player(Recorder):
 
 
 class Client:
-    """`game`: the name of a game that the server knows, or a Game (or the path of its JSON) to register there.
+    """A game's connection to a server: records play, gets bots. Keeps working while the server is away.
 
-    url             a gateway's, or a stream's: kinesis://NAME?region=…; behind a proxy that asks: https://USER:PASSWORD@…;
-                    a transport of your own: my_module:MyTransport://…, or none with `transport`
-    transport       a `Transport` of your own; the client closes it
-    models          with a stream or a transport that only takes play: a gateway's address, for bots
-    registry        address of a public registry (https://…) to get bots from; if none, they come from the server
-    directory       where unsent play and downloaded bots are kept; $SPARRING_CLIENT_DIR or ~/.sparring/client if none
-    fragment_steps  steps per uploaded fragment at most; an episode's end always ends one
-    max_age         seconds after which steps are sent although the fragment is not full
-    timeout         seconds to wait for an answer
-    refresh         seconds between looks for a newer bot
-    queue_bytes     bound of unsent play in memory; beyond it, it goes to disk
-    spool_bytes     bound of unsent play on disk; beyond it, the oldest is dropped and counted
+    :param url: Address of a gateway, or of a stream: kinesis://NAME?region=…; behind a proxy that asks:
+        https://USER:PASSWORD@…; a transport of your own: my_module:MyTransport://…, or none with `transport`.
+    :param game: Name of a game that the server knows, or a Game (or the path of its JSON) to register there.
+    :param player: Name of the player.
+    :param transport: A `Transport` of your own; the client closes it.
+    :param models: With a stream or a transport that only takes play: a gateway's address, for bots.
+    :param registry: Address of a public registry (https://…) to get bots from. None: they come from the server.
+    :param directory: Where unsent play and downloaded bots are kept. None: $SPARRING_CLIENT_DIR or ~/.sparring/client.
+    :param fragment_steps: Steps per uploaded fragment at most; an episode's end always ends one.
+    :param max_age: Seconds after which steps are sent although the fragment is not full.
+    :param timeout: Seconds to wait for an answer.
+    :param refresh: Seconds between looks for a newer bot.
+    :param queue_bytes: Bound of unsent play in memory; beyond it, it goes to disk.
+    :param spool_bytes: Bound of unsent play on disk; beyond it, the oldest is dropped and counted.
     """
 
     def __init__(
@@ -162,6 +165,10 @@ class Client:
 
         Without a server the version last used on this machine, without that one that plays at random (its version is
         0) until there is a better one. Waits for the download: ask before the game begins.
+
+        :param model: The model's name.
+        :param version: A certain version. None: the newest.
+        :param seed: Of exploration.
         """
         return self._me.bot(model, version, seed)
 
@@ -179,6 +186,7 @@ class Client:
 
     @property
     def stats(self) -> Stats:
+        """What was recorded, sent, kept and dropped so far."""
         return self._uploader.stats
 
     @property
@@ -254,7 +262,7 @@ class Client:
             self._notices.warn(f"{error}. Going on with the game as it was known last")
             return Game.from_json(kept.read_bytes())
         try:
-            write_whole(kept, game.to_json())
+            write_whole(kept, game.to_json(), parents=True, shared=True)
         except OSError as error:
             self._notices.warn(f"cannot write {kept} ({error}): without a server the game {name!r} will be unknown")
         return game

@@ -14,7 +14,7 @@ import msgspec
 from sparring.errors import InputError
 from sparring.experience.fragment import Columns, Fragment, new_id, pack
 from sparring.experience.validate import MAX_NAME, MAX_STEPS
-from sparring.games.spec import Box, Game, column, json_schema
+from sparring.games.spec import Box, Game, column, constrained
 
 gzip: ModuleType
 try:  # the same bytes, made ten times as fast
@@ -36,11 +36,11 @@ class TooLarge(InputError):
 
 
 # For JSON Schema; what they say is checked by `validate`. (Not all that is no control character is printable.)
-_COLUMN = json_schema(minItems=1, maxItems=MAX_STEPS, items={"type": ["number", "boolean", "array", "object"]})
-_OBS = json_schema(minItems=2, maxItems=MAX_STEPS + 1, items={"type": ["number", "boolean", "array", "object"]})
-_NUMBERS = json_schema(minItems=1, maxItems=MAX_STEPS)
-_TEXT = json_schema(minLength=1, maxLength=MAX_NAME, pattern=r"^[^\u0000-\u001f\u007f]+$")
-_COUNT = json_schema(minimum=0, maximum=(1 << 53) - 1)
+_COLUMN = constrained(minItems=1, maxItems=MAX_STEPS, items={"type": ["number", "boolean", "array", "object"]})
+_OBS = constrained(minItems=2, maxItems=MAX_STEPS + 1, items={"type": ["number", "boolean", "array", "object"]})
+_NUMBERS = constrained(minItems=1, maxItems=MAX_STEPS)
+_TEXT = constrained(minLength=1, maxLength=MAX_NAME, pattern=r"^[^\u0000-\u001f\u007f]+$")
+_COUNT = constrained(minimum=0, maximum=(1 << 53) - 1)
 _Name = Annotated[str, _TEXT]
 
 
@@ -126,6 +126,23 @@ def decode_json(body: bytes, game: Game, most: int | None = None) -> list[Fragme
     return [_from_rows(row, game) for row in rows]
 
 
+def _misfit(row: JsonFragment) -> str | None:
+    """In the words of rows: `validate`, which sees columns, would speak of bytes."""
+    steps = len(row.reward)
+    if len(row.obs) != steps + 1:
+        need = f"{_count(steps, 'reward')} need {steps + 1}: the one after the last step, too"
+        return f"obs has {_count(len(row.obs), 'observation')}, {need}"
+    if len(row.action) != steps:
+        return f"action has {_count(len(row.action), 'action')}, {_count(steps, 'reward')} need {steps}"
+    if row.log_prob is not None and len(row.log_prob) != steps:
+        return f"log_prob has {_count(len(row.log_prob), 'number')}, {_count(steps, 'reward')} need {steps}"
+    return None
+
+
+def _count(count: int, noun: str) -> str:
+    return f"{count} {noun}{'s' * (count != 1)}"
+
+
 def _from_rows(row: JsonFragment, game: Game) -> Fragment | str:
     parts: dict[str, Any] = {}
     for name, space in (("obs", game.observation), ("action", game.action)):
@@ -133,6 +150,8 @@ def _from_rows(row: JsonFragment, game: Game) -> Fragment | str:
             parts[name] = column(space, getattr(row, name))
         except (ValueError, TypeError, OverflowError) as error:
             return f"{name}: {error}"
+    if row.reward and (why := _misfit(row)) is not None:  # `validate` says what is wrong with no steps
+        return why
     now = time.time()
     name = new_id(now) if row.id is None else row.id
     fragment = pack(

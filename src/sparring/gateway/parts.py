@@ -9,7 +9,7 @@ from starlette.applications import Starlette
 
 from sparring.gateway.endpoint import Budget
 from sparring.gateway.live import Live
-from sparring.gateway.metrics import Metrics
+from sparring.gateway.prometheus import Metrics
 from sparring.gateway.routes.act import Acting
 from sparring.gateway.routes.fragments import Limits, Uploads
 from sparring.gateway.routes.games import Games

@@ -69,8 +69,8 @@ class _Seat:
 
     def step(self, action: Any, acted: Acted) -> bool:
         """Whether the episode is over."""
-        told = int(action) if self._shape is None else action.reshape(self._shape)
-        obs, reward, terminated, truncated, _ = self.env.step(told)
+        chosen = int(action) if self._shape is None else action.reshape(self._shape)
+        obs, reward, terminated, truncated, _ = self.env.step(chosen)
         self.player.record(self.obs, action, reward, terminated, truncated, obs, acted=acted)
         self.obs = obs
         self.ret += float(reward)

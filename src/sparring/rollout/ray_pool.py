@@ -9,8 +9,6 @@ or hang; a host that is lost, with its node or alone, is replaced by us.
 import logging
 import math
 import os
-import re
-import secrets
 import time
 from collections import deque
 from collections.abc import Iterable
@@ -20,58 +18,27 @@ from typing import Any, NamedTuple
 import msgspec
 import numpy as np
 
-import sparring
+from sparring import __version__
 from sparring.errors import InputError, SparringError
 from sparring.experiment import Resources
 from sparring.games.spec import Array, Game
-from sparring.launch import local_ray
-from sparring.launch.head import require_head
+from sparring.launch.ray_cluster import (
+    NodeAffinitySchedulingStrategy,
+    available_resources_per_node,
+    cause,
+    connect,
+    ray,
+)
+from sparring.networks.layers import decode
 from sparring.networks.policy import Policy
 from sparring.rollout.actor import Plan, Rows, build_elsewhere, pack, parts, random_actions, unpack
 from sparring.rollout.pool import LIVES, STARTING, Block, Pool, Usage
 from sparring.runs.metrics import Episode, Row
 
+__all__ = ["RayPool", "require", "try_out"]
 
-def use_token() -> Path:
-    """Token authentication for all of Ray in this process and its children; before Ray is imported. Makes the token if
-    there is none: machines of one cluster need the same one."""
-    os.environ.setdefault("RAY_AUTH_MODE", "token")
-    path = Path(os.environ.get("RAY_AUTH_TOKEN_PATH", Path.home() / ".ray" / "auth_token"))
-    os.environ["RAY_AUTH_TOKEN_PATH"] = str(path)
-    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    os.environ.setdefault("RAY_worker_niceness", "0")  # Ray's 15 is for batch jobs; our learner waits for its workers
-    path.parent.mkdir(parents=True, exist_ok=True)
-    try:
-        handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    except FileExistsError:
-        return path
-    with os.fdopen(handle, "w") as file:
-        file.write(secrets.token_hex(32))
-    return path
-
-
-use_token()  # Ray reads this when it is imported
-
-import ray  # noqa: E402
-from ray._private.state import available_resources_per_node  # noqa: E402  # Ray has no other way to ask
-from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy  # noqa: E402
-
-__all__ = [
-    "LABEL",
-    "NodeAffinitySchedulingStrategy",
-    "RayPool",
-    "cause",
-    "connect",
-    "disconnect",
-    "ray",
-    "require",
-    "require_head",
-    "try_out",
-    "use_token",
-]
 
 log = logging.getLogger("sparring.cluster")
-LABEL = "sparring-version"  # of a node
 LOOK = 1.0  # seconds of waiting at a time: a Ctrl-C is heard in between
 FORGOTTEN = 100_000  # versions after which nobody plays with one any more
 
@@ -86,39 +53,6 @@ class Played(NamedTuple):
     episodes: list[Episode]
     seconds: float
     masked: bool = False  # the game tells which actions are allowed
-
-
-def connect(resources: Resources) -> None:
-    """To the cluster at `address`, or to one of our own on this machine, which ends with this process."""
-    if ray.is_initialized():
-        return
-    if resources.address is None:
-        _join("this machine", local_ray.start(num_cpus=resources.cpus))
-    else:
-        _join(resources.address, require_head(resources.address))
-    for node in ray.nodes():
-        version = node["Labels"].get(LABEL, sparring.__version__)  # none: not made by `sparring cluster up`
-        if node["Alive"] and version != sparring.__version__:
-            disconnect()
-            raise InputError(
-                f"node {node['NodeManagerAddress']} has Sparring {version}, this machine {sparring.__version__}: "
-                "install the same"
-            )
-
-
-def disconnect() -> None:
-    """From the cluster; one of our own ends."""
-    ray.shutdown()
-    local_ray.stop()
-
-
-def _join(address: str, found: str) -> None:
-    try:
-        ray.init(found, logging_level=logging.ERROR, log_to_driver=False, configure_logging=False)
-    except (ConnectionError, RuntimeError, ValueError) as error:
-        if "Version mismatch" in str(error):
-            raise InputError(f"the cluster at {address} is another one: {error}\nInstall the same") from error
-        raise SparringError(f"the Ray cluster at {address!r} does not take this process: {error}") from error
 
 
 def require(resources: Resources, workers: int) -> None:
@@ -200,11 +134,11 @@ class Host:
         self.warnings: list[str] = []
         logging.getLogger("sparring.rollout").addHandler(_Notes(self.warnings))
         given = [None if state is None else unpack(state) for state in states]
-        self.pool = Pool(msgspec.msgpack.decode(plan, type=Plan), limit, logs, given, numbers, life)
+        self.pool = Pool(msgspec.msgpack.decode(plan, type=Plan, dec_hook=decode), limit, logs, given, numbers, life)
         self.versions: dict[int, int] = {}  # the pool's own → the learner's
 
     def where(self) -> tuple[str, int]:
-        return sparring.__version__, os.getpid()
+        return __version__, os.getpid()
 
     def play(
         self, asked: list[tuple[int, int]], version: int, weights: Array | None, exploration: float, at_random: bool
@@ -212,7 +146,7 @@ class Host:
         """Asks workers for blocks and waits until as many are full, be it these or others; warnings and replacements
         since the last call. `weights`, if there are new ones, are for blocks that are begun from now on."""
         if weights is not None:
-            newest = self.pool.arena.write([weights], exploration, at_random)
+            newest = self.pool.buffers.write([weights], exploration, at_random)
             self.versions[newest] = version
             self.versions.pop(newest - FORGOTTEN, None)
         for number, slot in asked:
@@ -222,7 +156,7 @@ class Host:
                 self.numbers[worker],
                 message.slot,
                 self.versions[message.version],
-                self.pool.arena.block(worker, message.slot),
+                self.pool.buffers.block(worker, message.slot),
                 message.episodes,
                 message.seconds,
                 message.masked,
@@ -319,10 +253,8 @@ class RayPool:
             if not alive or isinstance(error, ray.exceptions.ActorUnavailableError):
                 return False
             raise SparringError(f"rollout workers could not start on node {host.node}: {cause(error)}") from error
-        if version != sparring.__version__:
-            raise InputError(
-                f"node {host.node} has Sparring {version}, this one {sparring.__version__}: install the same"
-            )
+        if version != __version__:
+            raise InputError(f"node {host.node} has Sparring {version}, this one {__version__}: install the same")
         return True
 
     def _host(self, node: str, numbers: list[int], states: list[dict[str, Array] | None]) -> _Hosted:
@@ -447,8 +379,3 @@ def _within() -> str:
         f"within {STARTING:.0f} s: the cluster has {free.get('CPU', 0.0):g} CPUs and {free.get('GPU', 0.0):g} GPUs "
         "free. Lower rollout.workers, add nodes, or wait until others are done"
     )
-
-
-def cause(error: Exception) -> str:
-    """What a person needs of Ray's errors: the game's own traceback, or how the process ended."""
-    return re.sub(r"\x1b\[\d*m", "", str(error)).strip()[-1500:]

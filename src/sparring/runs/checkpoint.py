@@ -4,7 +4,6 @@ place and renamed into it, so there is the old one or the new one; a flipped bit
 import hashlib
 import json
 import logging
-import os
 import shutil
 from pathlib import Path
 from typing import Any
@@ -15,12 +14,10 @@ import numpy as np
 import safetensors
 import safetensors.numpy
 
-from sparring import algorithms
+from sparring import algorithms, files
 from sparring.errors import InputError
 from sparring.games import Game
 from sparring.games.spec import Array
-from sparring.networks.defaults import describe, kind_of
-from sparring.networks.spec import Layer
 
 __all__ = ["exists", "flatten", "hyperparameters", "load", "remove", "save", "unflatten"]
 
@@ -38,14 +35,11 @@ def save(path: Path, arrays: dict[str, Array], meta: dict[str, Any]) -> None:
     data = safetensors.numpy.save({name: np.asarray(array, order="C") for name, array in arrays.items()})
     page = {"format": FORMAT, "state_sha256": hashlib.sha256(data).hexdigest(), "meta": meta}
     page["sha256"] = _digest(page)
-    _write(new / "state.safetensors", data)
-    _write(new / "checkpoint.json", json.dumps(page, indent=1).encode())
-    _sync(new)
-    if path.exists():
-        shutil.rmtree(old, ignore_errors=True)
-        path.rename(old)
-    new.rename(path)
-    _sync(path.parent)
+    files.write_new(new / "state.safetensors", data)
+    files.write_new(new / "checkpoint.json", json.dumps(page, indent=1).encode())
+    files.sync(new)
+    files.replace_directory(path, new, old)
+    files.sync(path.parent)
 
 
 def exists(path: Path) -> bool:
@@ -93,14 +87,9 @@ def hyperparameters(directory: Path, name: str, game: Game, given: dict[str, Any
         followed = noted["hyperparameters"]
     else:
         if exists(directory / "checkpoint") and not path.exists():
-            usual = msgspec.to_builtins(algorithms.config_of(name)())
+            usual = msgspec.to_builtins(algorithms.complete(name, given))
             followed = {key: usual[key] for key in followed}
-        new = path.with_name(path.name + ".new")
-        new.write_text(json.dumps(kind | {"hyperparameters": followed}, indent=1))
-        new.replace(path)
-    if "layers" in followed:
-        network = describe(msgspec.convert(followed["layers"], tuple[Layer, ...]))
-        log.info("%s: %s, network for %s: %s", game.name, name, kind_of(game.observation), network)
+        files.write_whole(path, json.dumps(kind | {"hyperparameters": followed}, indent=1).encode())
     return followed | given
 
 
@@ -130,18 +119,3 @@ def unflatten(template: Any, arrays: dict[str, Array], prefix: str = "") -> Any:
 def _digest(page: dict[str, Any]) -> str:
     body = {key: value for key, value in page.items() if key != "sha256"}
     return hashlib.sha256(json.dumps(body, sort_keys=True).encode()).hexdigest()
-
-
-def _write(path: Path, data: bytes) -> None:
-    with path.open("xb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
-
-
-def _sync(directory: Path) -> None:
-    fd = os.open(directory, os.O_RDONLY)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)

@@ -1,10 +1,8 @@
-"""What a run tells about itself: a row per iteration as CSV, JSON lines and TensorBoard events, and the clock that
-knows where the time went. Names are stable; docs/training.md has them all."""
+"""What a run tells about itself: a row per iteration, and the clock that knows where the time went. `sinks.py` has
+where it goes. Names are stable; docs/training.md has them all."""
 
-import csv
 import json
 import logging
-import math
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -12,9 +10,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from sparring.errors import InputError
-from sparring.runs.tensorboard import EventFile
 
-__all__ = ["INFOS", "PHASES", "Episode", "Episodes", "MetricsFiles", "Phases", "Row", "info_means", "read_rows"]
+__all__ = ["INFOS", "PHASES", "Episode", "Episodes", "Phases", "Row", "info_means", "read_rows"]
 
 log = logging.getLogger("sparring.training")
 INFOS = 20  # names of numbers in a game's `info` that become metrics
@@ -101,47 +98,6 @@ class Episodes:
         if self.recent:
             row["episode/return_recent"] = sum(ret for ret, _ in self.recent) / len(self.recent)
         return row
-
-
-class MetricsFiles:
-    """`metrics.jsonl`, `metrics.csv` and TensorBoard events of a run directory."""
-
-    def __init__(self, directory: Path, iteration: int = 0, axis: str = "steps") -> None:
-        """Goes on after `iteration`: later rows belong to work that was lost, and will be done again. `axis`: by what
-        TensorBoard draws."""
-        self._jsonl, self._csv = directory / "metrics.jsonl", directory / "metrics.csv"
-        rows = [row for row in read_rows(self._jsonl) if row["iteration"] <= iteration]
-        self._columns: list[str] = []
-        new = self._jsonl.with_suffix(".jsonl.new")  # whole or not at all: these are the run's only rows
-        new.write_text("".join(json.dumps(row) + "\n" for row in rows))
-        new.replace(self._jsonl)
-        self._rewrite(rows)
-        self._axis = axis
-        self._events = EventFile(directory / "tensorboard", int(rows[-1][axis]) + 1 if rows else 0)
-
-    def add(self, row: Row) -> None:
-        row = {name: value for name, value in row.items() if math.isfinite(value)}
-        with self._jsonl.open("a") as file:
-            file.write(json.dumps(row) + "\n")
-        if not set(row) <= set(self._columns):  # a loss that is there from the first update on, an evaluation
-            self._rewrite(read_rows(self._jsonl))
-        else:
-            with self._csv.open("a", newline="") as file:
-                csv.DictWriter(file, self._columns).writerow(row)
-        self._events.add(int(row[self._axis]), {k: v for k, v in row.items() if k not in (self._axis, "iteration")})
-
-    def _rewrite(self, rows: list[Row]) -> None:
-        for row in rows:
-            self._columns += [name for name in row if name not in self._columns]
-        new = self._csv.with_suffix(".csv.new")
-        with new.open("w", newline="") as file:
-            writer = csv.DictWriter(file, self._columns)
-            writer.writeheader()
-            writer.writerows(rows)
-        new.replace(self._csv)
-
-    def close(self) -> None:
-        self._events.close()
 
 
 def read_rows(path: Path) -> list[Row]:

@@ -1,7 +1,5 @@
 """A run directory: the experiment, its metrics, checkpoints and policies. Reads; only the training loop writes."""
 
-import fcntl
-import os
 import re
 import shutil
 from collections.abc import Iterator
@@ -9,6 +7,7 @@ from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from sparring import files
 from sparring.errors import InputError
 from sparring.experiment import Experiment, read
 from sparring.networks.policy import Policy
@@ -37,20 +36,36 @@ class Best(NamedTuple):
 
 
 class Run:
-    def __init__(self, path: Path) -> None:
+    """A run's directory, to read: its experiment, metrics, checkpoints and policies.
+
+    :param path: The directory.
+    :raises InputError: it has no experiment.yaml, so it is no run.
+    """
+
+    def __init__(self, path: str | Path) -> None:
+        path = Path(path)
         if not is_run(path):
             raise InputError(f"{path} is not a run directory: it has no experiment.yaml")
         self.path = path
 
+    def __repr__(self) -> str:
+        return f"Run({str(self.path)!r})"
+
     @property
     def experiment(self) -> Experiment:
+        """What is trained, with all hyperparameters."""
         return read(self.path / "experiment.yaml")
 
     def rows(self) -> list[Row]:
+        """The metrics: a row for each iteration."""
         return read_rows(self.path / "metrics.jsonl")
 
     def policy(self, which: str = "last") -> Policy:
-        """`last`, `best`, or that of the checkpoint of an iteration."""
+        """A policy of the run.
+
+        :param which: `last`, `best` (evaluated), or the number of an iteration whose checkpoint is kept.
+        :raises InputError: it is not kept; the message says what is.
+        """
         from sparring.export import weights
 
         if (self.path / NO_POLICY).exists():
@@ -59,11 +74,11 @@ class Run:
             raise InputError(f"{self.path} has no policy yet: it is written with the first checkpoint")
         try:
             if which == "last":
-                return weights.load((self.path / "policy.safetensors").read_bytes())
+                return weights.load((self.path / "policy.safetensors").read_bytes(), trusted=True)
             data = self._load(which)[0].get("policy")
             if data is None:
                 raise InputError(f"the checkpoint {which} was written by an older version, without its policy")
-            return weights.load(data.tobytes())
+            return weights.load(data.tobytes(), trusted=True)
         except (InputError, OSError) as error:
             raise self._refusal(which, error) from error
 
@@ -107,14 +122,16 @@ class Run:
         return found + [str(int(path.name)) for path in self.checkpoints()]
 
     def video(self, iteration: int) -> Path:
+        """Where an iteration's video is, or would be."""
         return self.path / "videos" / f"{iteration:08d}.mp4"
 
     def checkpoints(self) -> list[Path]:
-        """Oldest first."""
+        """Directories of the checkpoints that are kept, oldest first."""
         found = self.path.glob("checkpoints/*")
         return sorted({path.with_suffix("") for path in found if CHECKPOINT.fullmatch(path.name)})
 
     def prune(self, keep: int) -> None:
+        """Removes all checkpoints but the newest `keep`."""
         for path in self.checkpoints()[:-keep]:
             for each in (path, path.with_suffix(".old")):
                 shutil.rmtree(each, ignore_errors=True)
@@ -127,16 +144,10 @@ class Run:
 @contextmanager
 def alone(path: Path, what: str) -> Iterator[None]:
     """Nobody else works in this directory; the lock goes with the process."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError as error:
-        os.close(descriptor)
-        raise InputError(f"{path} is being {what} by another process right now") from error
-    try:
+    with files.locked(path, wait=False) as ours:
+        if not ours:
+            raise InputError(f"{path} is being {what} by another process right now")
         yield
-    finally:
-        os.close(descriptor)
 
 
 def is_run(path: Path) -> bool:

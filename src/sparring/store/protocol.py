@@ -9,13 +9,14 @@ from typing import Protocol
 import msgspec
 import numpy as np
 
-from sparring.errors import InputError, SparringError
+from sparring.errors import Busy, InputError, SparringError
 from sparring.experience import Fragment
 from sparring.games import Game
 
 __all__ = [
     "Episode",
     "FragmentRefused",
+    "GameUnreadable",
     "NotRegistered",
     "Outcome",
     "PlayerStats",
@@ -34,7 +35,7 @@ class StoreFull(OSError):
     """No room left on the store's disk. Nothing of the append was kept; a later one may succeed."""
 
 
-class StoreBusy(SparringError):
+class StoreBusy(Busy):
     """More is waiting for the disk than the store holds in memory. Nothing of the submission was kept; try later."""
 
 
@@ -49,6 +50,10 @@ class FragmentRefused(InputError):
 
 class NotRegistered(FragmentRefused):
     """There is no such game, or it has another schema by now."""
+
+
+class GameUnreadable(InputError):
+    """The game's stored declaration cannot be read: it is damaged, or of another version of Sparring."""
 
 
 class Outcome(StrEnum):
@@ -110,10 +115,17 @@ class Stats(msgspec.Struct, frozen=True):
 
 
 class Store(Protocol):
-    def register(self, game: Game) -> None:
-        """Idempotent; InputError when the name is taken by a game with another schema."""
+    """Where recorded play is kept. `open_store` opens one by its address."""
 
-    def games(self) -> list[Game]: ...
+    def register(self, game: Game) -> None:
+        """Idempotent; InputError when the name is taken by a game with another schema, GameUnreadable when it is taken
+        by one whose declaration cannot be read."""
+
+    def games(self) -> list[Game]:
+        """By name; but for those whose stored declarations cannot be read, which never stop another game."""
+
+    def unreadable(self) -> dict[str, str]:
+        """The games that `games` leaves out, and why, for people."""
 
     def registration(self, game: str) -> str:
         """A mark of this registration: another one once the game was deleted and declared again. "" for no game."""
@@ -177,14 +189,17 @@ class Store(Protocol):
         """A mark that changes whenever something of the game was erased or discarded; "" when nothing ever was. Who
         keeps play in memory drops it and reads it again when the mark is another one."""
 
-    def stats(self, game: str) -> Stats: ...
+    def stats(self, game: str) -> Stats:
+        """How much there is of a game."""
 
     def players(self, game: str, limit: int = 100) -> list[PlayerStats]:
         """The most recently seen first."""
 
-    def versions(self, game: str) -> list[VersionStats]: ...
+    def versions(self, game: str) -> list[VersionStats]:
+        """How much each version of a model played, and how much humans did."""
 
     def episodes(self, game: str, after: int = 0, limit: int = 1000) -> list[Episode]:
         """Finished, complete episodes whose last fragment to arrive was stored after the cursor, oldest first."""
 
-    def close(self) -> None: ...
+    def close(self) -> None:
+        """Ends what waits to be written, then lets go of the store."""

@@ -278,7 +278,7 @@ class Producer:
     def _failed(self, lanes: list[_Lane], error: SparringError) -> None:
         """To be tried again a little later; senders who have waited too long are told instead."""
         now = time.monotonic()
-        told = error if isinstance(error, StreamBusy) else StreamBusy(str(error))
+        busy = error if isinstance(error, StreamBusy) else StreamBusy(str(error))
         self.counts.retried += len(lanes)
         waiting = [item.ticket for lane in lanes for item in (*lane.flying, *lane.queue)]
         late = [ticket for ticket in waiting if ticket.until < now or self._closing]
@@ -287,9 +287,9 @@ class Producer:
                 lane.not_before = now + lane.delay * random.uniform(0.5, 1.0)
                 lane.delay = min(2 * lane.delay, MAX_DELAY)
         if late:
-            log.warning("%s", told)
+            log.warning("%s", busy)
         for ticket in late:
-            ticket.fail(told)
+            ticket.fail(busy)
         self._put_back(lanes)
 
     def _put_back(self, lanes: list[_Lane]) -> None:

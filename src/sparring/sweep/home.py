@@ -8,7 +8,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
 
-from sparring.rollout.ray_pool import NodeAffinitySchedulingStrategy, ray
+from sparring.files import replace_directory
+from sparring.launch.ray_cluster import NodeAffinitySchedulingStrategy, ray
 from sparring.runs.run import Run, is_run
 
 __all__ = ["Home", "unpack"]
@@ -76,9 +77,7 @@ def unpack(path: Path, files: Files) -> None:
             os.link(path / name, new / name)
         else:
             (new / name).write_bytes(content)
-    if path.exists():
-        path.rename(old)
-    new.rename(path)
+    replace_directory(path, new, old)
     shutil.rmtree(old, ignore_errors=True)
 
 

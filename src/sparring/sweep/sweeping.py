@@ -8,14 +8,15 @@ from typing import Any
 
 from sparring.errors import InputError, SparringError
 from sparring.experiment import override
+from sparring.files import write_whole
 from sparring.runs.run import RUNS, alone
-from sparring.sweep.journal import Journal, Standing
+from sparring.sweep.journal import Journal, TrialStatus
 from sparring.sweep.plan import Sweep, read
 
 __all__ = ["begin", "carry_out", "reopen"]
 
 CHANGEABLE = ("tune.samples", "tune.parallel", "resources")  # of a sweep that has begun
-View = Callable[[], AbstractContextManager[Callable[[Iterable[Standing]], None]]]
+View = Callable[[], AbstractContextManager[Callable[[Iterable[TrialStatus]], None]]]
 
 
 def begin(file: Path, changes: Iterable[str] = (), out: Path | None = None) -> tuple[Sweep, Path]:
@@ -55,7 +56,7 @@ def reopen(root: Path, changes: Iterable[str] = ()) -> tuple[Sweep, Path]:
     return sweep, root
 
 
-def carry_out(sweep: Sweep, root: Path, view: View) -> tuple[list[Standing], bool]:
+def carry_out(sweep: Sweep, root: Path, view: View) -> tuple[list[TrialStatus], bool]:
     """All trials, as far as they came, with their results written; and whether all have ended. False: interrupted."""
     from sparring.sweep import results as report
 
@@ -97,6 +98,5 @@ def _free_directory(sweep: Sweep) -> Path:
 def _write(sweep: Sweep, root: Path) -> None:
     import yaml
 
-    new = root / "sweep.yaml.new"
-    new.write_text(yaml.safe_dump(sweep.to_builtins(), sort_keys=False, default_flow_style=None))
-    new.replace(root / "sweep.yaml")
+    text = yaml.safe_dump(sweep.to_builtins(), sort_keys=False, default_flow_style=None)
+    write_whole(root / "sweep.yaml", text.encode())

@@ -15,15 +15,15 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from sparring.api import Rejected, Uploaded
-from sparring.errors import InputError, SparringError
+from sparring.errors import Busy, InputError, SparringError
 from sparring.experience import Fragment, validate, wire
 from sparring.experience.wire import JsonFragment
 from sparring.games import Game
 from sparring.gateway.endpoint import JSON, MSGPACK, Budget, HTTPProblem, answer, media_type, read_body
-from sparring.gateway.metrics import Metrics
 from sparring.gateway.openapi import Operation
+from sparring.gateway.prometheus import Metrics
 from sparring.gateway.routes.games import CARTPOLE, WRITES, Games
-from sparring.store.protocol import Outcome, Store, StoreBusy
+from sparring.store.protocol import Outcome, Store
 
 if TYPE_CHECKING:
     from sparring.gateway.parts import Parts
@@ -82,7 +82,7 @@ class Uploads:
         self._metrics = metrics
         self._limits = limits
         self._changed = changed
-        self._threads = ThreadPoolExecutor(2, "uploads")
+        self._threads = ThreadPoolExecutor(2, "ingest")
 
     @property
     def failing(self) -> str | None:
@@ -109,7 +109,7 @@ class Uploads:
                     batch, size, pending = await self._take_in_thread(body, kind, encoding, game)
                 hold.grow(size - len(body))
                 outcomes = await asyncio.wrap_future(pending) if pending is not None else []
-            except (InputError, StoreBusy):  # the sender's fault, or a queue that is full: no failure of the store
+            except (InputError, Busy):  # the sender's fault, or a queue that is full: no failure of the store
                 raise
             except (OSError, SparringError) as error:
                 self._failure = time.monotonic(), str(error) or type(error).__name__

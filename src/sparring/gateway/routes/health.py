@@ -2,15 +2,18 @@
 
 import asyncio
 import time
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 import msgspec
+from prometheus_client.core import Metric
 from starlette.requests import Request
 from starlette.responses import Response
 
 from sparring.errors import SparringError
 from sparring.gateway.endpoint import JSON, HTTPProblem, answer
 from sparring.gateway.openapi import Operation
+from sparring.gateway.prometheus import counter, gauge
 from sparring.stream.stream_store import StreamedStore
 
 if TYPE_CHECKING:
@@ -56,41 +59,38 @@ class _State:
             "bytes": "Bytes of columns in the store.",
             "rejected": "Fragments ever put into quarantine.",
         }
-        gauges = {
-            f"sparring_store_{name}": (about, [({"game": game}, float(getattr(s.stats, name))) for game, s in rows])
-            for name, about in totals.items()
-        }
-        gauges["sparring_ingest_in_flight_bytes"] = (
-            "Bytes of request bodies in memory.",
-            [({}, float(self._parts.budget.used))],
-        )
-        gauges["sparring_watchers"] = ("Open event streams.", [({}, float(self._parts.live.watchers))])
-        gauges["sparring_latest_version"] = (
-            "Newest published version.",
-            [({"game": game}, float(s.latest)) for game, s in rows if s.latest is not None],
-        )
-        gauges["sparring_trainer_lag_fragments"] = (
-            "Fragments stored that the trainer has not taken in.",
-            [({"game": game}, float(s.trainer.lag)) for game, s in rows if s.trainer is not None],
-        )
-        gauges |= self._stream_gauges()
-        return Response(self._parts.metrics.text(gauges), media_type="text/plain; version=0.0.4")
+        latest = [({"game": game}, s.latest) for game, s in rows if s.latest is not None]
+        lags = [({"game": game}, s.trainer.lag) for game, s in rows if s.trainer is not None]
+        taken = [
+            *(
+                gauge(f"sparring_store_{name}", about, [({"game": game}, getattr(s.stats, name)) for game, s in rows])
+                for name, about in totals.items()
+            ),
+            gauge("sparring_ingest_in_flight_bytes", "Bytes of request bodies in memory.", self._parts.budget.used),
+            gauge("sparring_watchers", "Open event streams.", self._parts.live.watchers),
+            gauge("sparring_latest_version", "Newest published version.", latest),
+            gauge("sparring_trainer_lag_fragments", "Fragments stored that the trainer has not taken in.", lags),
+            *self._stream_metrics(),
+        ]
+        return Response(self._parts.metrics.text(taken), media_type="text/plain; version=0.0.4")
 
-    def _stream_gauges(self) -> dict[str, tuple[str, list[tuple[dict[str, str], float]]]]:
+    def _stream_metrics(self) -> Iterator[Metric]:
         """Of the way over a stream, if there is one: what this gateway put there, and the job behind it."""
-        values: dict[str, tuple[str, float]] = {}
+        counts: dict[str, tuple[str, float]] = {}
         if isinstance(self._parts.store, StreamedStore):
             put = self._parts.store.producer.counts
-            values |= {
+            counts |= {
                 "put_fragments": ("Fragments that this gateway put onto the stream.", put.fragments),
                 "put_records": ("Records that they made.", put.records),
                 "put_bytes": ("Bytes of these records.", put.bytes),
                 "put_retries": ("Times that the stream did not take a record at once.", put.retried),
             }
         if (job := self._parts.live.stream()) is not None:
-            values |= {
-                "lag_seconds": ("How far the ingest job is behind the stream's writers.", job.behind(time.time())),
-                "retention_seconds": ("How long the stream keeps a record, read or not.", job.retention),
+            behind = job.behind(time.time())
+            yield gauge("sparring_stream_lag_seconds", "How far the ingest job is behind the stream's writers.", behind)
+            about = "How long the stream keeps a record, read or not."
+            yield gauge("sparring_stream_retention_seconds", about, job.retention)
+            counts |= {
                 "missing_seconds": ("Play that the stream forgot before it was read, in time.", job.missing),
                 "batches": ("Batches of the ingest job since it began.", job.batches),
                 "records": ("Records that it read.", job.records),
@@ -99,4 +99,7 @@ class _State:
                 "duplicates": ("Fragments that were there already.", job.duplicates),
                 "rejected": ("Fragments and records that it refused.", job.rejected),
             }
-        return {f"sparring_stream_{name}": (about, [({}, float(value))]) for name, (about, value) in values.items()}
+        for name, (about, value) in counts.items():
+            yield counter(f"sparring_stream_{name}", about, value)
+            # The name of version 0.1, which had them as gauges: alerts and charts go on.
+            yield gauge(f"sparring_stream_{name}", f"{about} (Use sparring_stream_{name}_total.)", value)

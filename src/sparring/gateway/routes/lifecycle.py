@@ -73,7 +73,7 @@ class Lifecycle:
         name = request.path_params["game"]
         if not NAME.fullmatch(name):
             raise HTTPProblem(404, f"there is no game {name[:100]!r} here: see GET /v1/games")
-        known = name in {game.name for game in await self._games.all()}
+        known = await self._games.has(name)
         self._deleting.add(name)
         try:
             if known:
