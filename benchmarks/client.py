@@ -23,12 +23,12 @@ import onnxruntime
 
 from sparring.client import Client
 from sparring.client.bot import Bot, Loaded
-from sparring.client.players import play
 from sparring.client.recorder import Recorder
 from sparring.export.onnx import render
 from sparring.games import Box, Discrete, Game, catalog
 from sparring.networks.policy import Policy
 from sparring.networks.spec import Dense, Head, QValues, Squashed, param_shapes
+from sparring.players.mock import play
 from sparring.registry.registry import Registry
 
 STEPS, HERTZ, EPISODE = 3000, 1000, 500

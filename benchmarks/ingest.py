@@ -290,7 +290,7 @@ def append(path: Path, game: Game, count: int) -> float:
 
 def intake(path: Path, game: Game) -> float:
     """Steps/s of a trainer that reads what the gateway stored into its replay window."""
-    from sparring.experience.replay import Replay
+    from sparring.algorithms.replay import Replay
     from sparring.store.sqlite import SqliteStore
 
     store, replay = SqliteStore(path, readonly=True), Replay(game, 1_000_000)

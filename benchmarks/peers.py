@@ -55,7 +55,7 @@ OFF_POLICY_STARTS, OFF_POLICY_WARM, OFF_POLICY_STEPS = 500, 800, 2_000
 
 
 def sparring(task: str, options: list[str]) -> dict[str, float]:
-    from sparring.training.experiment import Experiment
+    from sparring.experiment import Experiment
     from sparring.training.loop import train
 
     algorithm, game = task.split("-")

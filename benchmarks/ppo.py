@@ -20,7 +20,7 @@ import numpy as np
 import optax
 
 from sparring.algorithms.ppo import PPO, Config
-from sparring.experience.trajectories import Trajectories
+from sparring.algorithms.trajectories import Trajectories
 from sparring.games import Box, Discrete, Game
 from sparring.networks.spec import Conv, Dense
 

@@ -66,7 +66,7 @@ def hyperparameters() -> dict[str, object]:
 def sampling(game: str, workers: int, seconds: float) -> float:
     import jax
 
-    from sparring.training.rollout import Pool, plan_for
+    from sparring.rollout.pool import Pool, plan_for
 
     ppo = algorithm(game)
     policy = ppo.policy(ppo.init(jax.random.key(0)), {}, 0.0)
@@ -87,7 +87,7 @@ def sampling(game: str, workers: int, seconds: float) -> float:
 
 
 def training(game: str, workers: int, iterations: int, overlap: bool) -> float:
-    from sparring.training.experiment import Checkpoints, Experiment, Rollout, Stop
+    from sparring.experiment import Checkpoints, Experiment, Rollout, Stop
     from sparring.training.loop import train
 
     with tempfile.TemporaryDirectory() as out:

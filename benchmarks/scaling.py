@@ -39,7 +39,7 @@ def median(values: list[float]) -> float:
 
 def ours(workers: int) -> dict[str, float]:
     from sparring.bench.scaling import measure
-    from sparring.training.experiment import Experiment
+    from sparring.experiment import Experiment
 
     layers = [{"layer": "dense", "units": 64, "activation": "tanh"}] * 2
     steps = STEPS * workers
@@ -150,12 +150,12 @@ def weights(options: argparse.Namespace) -> None:
     sys.path.insert(0, str(HERE))
     import numpy as np
 
+    from sparring.experiment import Resources
     from sparring.games import catalog
     from sparring.networks.policy import Policy
     from sparring.networks.spec import Categorical, Dense, param_shapes
-    from sparring.training.cluster import RayPool
-    from sparring.training.experiment import Resources
-    from sparring.training.rollout import plan_for
+    from sparring.rollout.pool import plan_for
+    from sparring.rollout.ray_pool import RayPool
 
     game, head = catalog.load(GAME), Categorical()
     print("| network | workers | a round, ms | new weights, ms more | given to all, ms | of one worker's |")
@@ -196,7 +196,7 @@ def play(pool: Any) -> float:
 
 def give(pool: Any) -> float:
     """Until the newest weights are where all workers read them."""
-    from sparring.training.cluster import ray
+    from sparring.rollout.ray_pool import ray
 
     since = time.perf_counter()
     for host in pool.hosts:

@@ -46,7 +46,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def no_ray_left_behind() -> Iterator[None]:
     """A module's cluster is its own: the next one's has other nodes and paths."""
     yield
-    cluster = sys.modules.get("sparring.training.cluster")
+    cluster = sys.modules.get("sparring.launch.ray_cluster")
     if cluster is not None:
         cluster.disconnect()
 

@@ -15,11 +15,14 @@ import pytest
 from aws_server import aws_server
 from botocore.session import Session
 
-from sparring import aws, aws_sdk
-from sparring.aws import Credentials, CredentialsError, credentials, sign
+from sparring.aws import credentials as aws
+from sparring.aws import sdk as aws_sdk
+from sparring.aws import sign as signing
+from sparring.aws.credentials import CredentialsError, credentials
+from sparring.aws.kinesis import Kinesis
+from sparring.aws.s3 import Bucket
+from sparring.aws.sign import Credentials, sign
 from sparring.errors import InputError, SparringError
-from sparring.registry.s3 import Bucket
-from sparring.stream.kinesis import Kinesis
 
 EXAMPLE = Credentials("AKIDEXAMPLE", "wJalrXUtnFEMI/K7MDENG+bPxRfiCYEXAMPLEKEY")
 TOKEN = (
@@ -491,11 +494,12 @@ def test_a_server_without_the_sdk_has_the_small_chain_and_is_told_what_to_instal
 def test_a_game_has_the_small_chain_whatever_is_installed(profiles: Path) -> None:
     """Its own process: what it imports shows. A server's, the same stream by its command, goes by the SDK."""
     code = (
-        "import sys; from sparring.stream.client import StreamServer; from sparring.stream.kinesis import Kinesis\n"
+        "import sys; from sparring.client.transports.kinesis import KinesisTransport\n"
+        "from sparring.aws.kinesis import Kinesis\n"
         "stream = Kinesis('kinesis://play')\n"
         "try: stream._credentials()\n"
         "except Exception as error: print(stream.region, type(error).__name__, 'assumes a role' in str(error))\n"
-        "print([m for m in ('botocore', 'sparring.aws_sdk') if m in sys.modules])"
+        "print([m for m in ('botocore', 'sparring.aws.sdk') if m in sys.modules])"
     )
     env = {**os.environ, "AWS_PROFILE": "games", "AWS_ENDPOINT_URL_STS": "http://127.0.0.1:9"}
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=env)
@@ -522,8 +526,8 @@ def test_every_partition_has_its_own_names() -> None:
     for region in ("eu-west-1", "cn-north-1", "us-gov-east-1", "eusc-de-east-1", "us-iso-east-1", "us-isob-east-1"):
         partition = session.get_partition_for_region(region)
         domain = next(p for p in _partitions(session) if p["id"] == partition)["outputs"]["dnsSuffix"]
-        assert aws.partition(region) == partition
-        assert aws.endpoint("sts", region) == f"https://sts.{region}.{domain}"
+        assert signing.partition(region) == partition
+        assert signing.endpoint("sts", region) == f"https://sts.{region}.{domain}"
         bucket = Bucket("name", "bots", region)
         assert bucket.public_url == f"https://name.s3.{region}.{domain}/bots"
         assert bucket.statement()["Resource"] == f"arn:{partition}:s3:::name/bots/games/*"
@@ -538,5 +542,5 @@ def _partitions(session: Session) -> list[Any]:
 
 def test_it_is_light() -> None:
     heavy = {"boto3", "botocore", "obstore", "numpy", "msgspec"}
-    code = f"import sys, sparring.aws; print(sorted({heavy!r} & set(sys.modules)))"
+    code = f"import sys, sparring.aws.credentials; print(sorted({heavy!r} & set(sys.modules)))"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"

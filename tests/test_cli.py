@@ -17,7 +17,8 @@ import pytest
 import typer
 import urllib3
 
-from sparring import __version__, cli
+from sparring import __version__
+from sparring.cli import entry as cli
 from sparring.errors import InputError, SparringError
 from sparring.experience import Columns, new_id, pack
 from sparring.games import Box, Discrete, Game, catalog

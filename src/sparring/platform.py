@@ -1,7 +1,6 @@
 """`sparring up`: gateway, store and registry in this process, the trainer in a child. All data under one directory."""
 
 import contextlib
-import fcntl
 import logging
 import os
 import subprocess
@@ -13,16 +12,17 @@ from pathlib import Path
 
 import msgspec
 
-from sparring import aws_sdk
+from sparring.aws import sdk
+from sparring.aws.kinesis import Kinesis, default_directory
 from sparring.errors import InputError
+from sparring.files import try_lock
 from sparring.gateway.app import create_app, serve
 from sparring.heartbeat import Patience, Watch
 from sparring.registry.registry import Registry, RegistryError
 from sparring.store import open_store
 from sparring.store.protocol import Store
-from sparring.stream.kinesis import Kinesis, default_directory
 from sparring.stream.producer import Producer
-from sparring.stream.store import StreamedStore
+from sparring.stream.stream_store import StreamedStore
 
 __all__ = ["train", "up"]
 
@@ -79,9 +79,9 @@ def train(data: Path, *, store: str | None = None, registry: str | None = None, 
     """The trainer alone, in this process; the gateway is somewhere else."""
     _registry(data, registry)
     with _locked(data, "trainer.lock"):
-        from sparring.training import live  # JAX, which a gateway does without
+        from sparring.trainer import process  # JAX, which a gateway does without
 
-        live.main(_trainer_words(data, settings, store, registry))
+        process.main(_trainer_words(data, settings, store, registry))
 
 
 def _registry(data: Path, address: str | None) -> Registry:
@@ -95,7 +95,7 @@ def _registry(data: Path, address: str | None) -> Registry:
 
 
 def _streamed(store: Store, address: str) -> Store:
-    stream = Kinesis(address, credentials=aws_sdk.credentials)
+    stream = Kinesis(address, credentials=sdk.credentials)
     stream.summary()  # a wrong address or missing credentials are told now, not with the first upload
     return StreamedStore(store, Producer(stream))
 
@@ -105,14 +105,10 @@ def _locked(data: Path, name: str) -> Iterator[None]:
     """Two platforms on one directory would train the same games twice."""
     data.mkdir(parents=True, exist_ok=True)
     with (data / name).open("a+") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
+        if not try_lock(file.fileno()):
             file.seek(0)
             owner = file.read().strip() or "unknown"
-            raise InputError(
-                f"{data} is in use by another `sparring up` (process {owner}): choose another --data"
-            ) from error
+            raise InputError(f"{data} is in use by another `sparring up` (process {owner}): choose another --data")
         file.truncate(0)
         file.write(str(os.getpid()))
         file.flush()
@@ -130,7 +126,7 @@ def _require_writable(log: Path) -> None:
 def _trainer(
     data: Path, settings: bytes, store: str | None, registry: str | None, patience: Patience
 ) -> Iterator[None]:
-    command = [sys.executable, "-m", "sparring.training.live", "--parent", str(os.getpid())]
+    command = [sys.executable, "-m", "sparring.trainer.process", "--parent", str(os.getpid())]
     command += _trainer_words(data, settings, store, registry)
     # Gateway, players and learner share the cores: a small network gains nothing from more threads than one.
     env = {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": "--xla_cpu_multi_thread_eigen=false"}

@@ -10,13 +10,13 @@ import pytest
 
 from sparring.algorithms.protocol import Algorithm
 from sparring.experience.fragment import Columns, new_id, pack
+from sparring.experiment import Checkpoints, Evaluation, Experiment, Rollout, Stop, write
 from sparring.games import Game, catalog
 from sparring.networks.policy import Policy
 from sparring.networks.spec import Categorical, Head, QValues, param_shapes
+from sparring.runs.live_view import Silent
+from sparring.runs.run import Run
 from sparring.training import learner, loop
-from sparring.training.experiment import Checkpoints, Evaluation, Experiment, Rollout, Stop, write
-from sparring.training.run import Run
-from sparring.training.view import Silent
 
 
 class State(NamedTuple):

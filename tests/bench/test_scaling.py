@@ -9,7 +9,7 @@ import pytest
 from sparring.bench import report
 from sparring.bench.scaling import Configuration, Measured, Round, configurations
 from sparring.errors import InputError
-from sparring.training.experiment import Experiment
+from sparring.experiment import Experiment
 
 EXPERIMENT = """
 game: CartPole-v1
@@ -153,7 +153,7 @@ def test_everything_that_trains_is_one_kind_of_trainee():
     from sparring.training.trainee import OffPolicy, OnPolicy
 
     pytest.importorskip("torch")
-    from sparring.training.rllib.trainee import Bridge
+    from sparring.rllib.bridge import Bridge
 
     class Half(Bridge):
         memory = Trainee.memory

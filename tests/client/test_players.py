@@ -6,10 +6,11 @@ from typing import Any
 import pytest
 from fake_server import GAME, FakeServer, Handler, Reply, policy_file, problem, until
 
-from sparring.client import Unavailable, players
-from sparring.client.players import Episode, Summary
+from sparring.client import Unavailable
 from sparring.errors import InputError
 from sparring.games import catalog
+from sparring.players import mock as players
+from sparring.players.mock import Episode, Summary
 
 CARTPOLE = catalog.load("CartPole-v1")
 Play = Callable[..., Summary]

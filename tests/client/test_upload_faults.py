@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from fake_server import GAME, FakeServer, Handler, Reply, policy_file, problem, until, walk
 
-from sparring.client import Acted, Client, spool, uploader
+from sparring.client import Acted, Client, uploader
 from sparring.client.recorder import Recorder
 from sparring.client.spool import Spool
 from sparring.errors import InputError
@@ -161,14 +161,14 @@ def test_an_unexpected_error_on_the_way_costs_no_data(
     client = client_of(server.url)
     play(client)
     assert client.flush()
-    request, failing = client._server.request, threading.Event()
+    request, failing = client._transport.connection.request, threading.Event()
 
     def break_down(*args: Any, **kwargs: Any) -> Any:
         if failing.is_set():
             raise error
         return request(*args, **kwargs)
 
-    monkeypatch.setattr(client._server, "request", break_down)
+    monkeypatch.setattr(client._transport.connection, "request", break_down)
     failing.set()
     play(client, episodes=2)
     until(lambda: client.stats.spooled == 2)
@@ -190,7 +190,7 @@ def test_an_unexpected_error_in_the_bots_refresh_leaves_the_uploads_alone(
     def break_down(*args: Any, **kwargs: Any) -> Any:
         raise ZeroDivisionError("oops")
 
-    monkeypatch.setattr(client._published, "latest", break_down)
+    monkeypatch.setattr(client._source, "latest", break_down)
     until(lambda: told(caplog))
     monkeypatch.setattr(client, "_tick", break_down)
     monkeypatch.setattr(client._uploader, "_tick", break_down)
@@ -386,8 +386,8 @@ def test_a_spooled_file_and_its_name_are_on_disk_before_it_counts(
         replace(part, path)
         done.append(f"named {path}")
 
-    monkeypatch.setattr(spool.os, "fsync", note_fsync)
-    monkeypatch.setattr(spool.os, "replace", note_replace)
+    monkeypatch.setattr(os, "fsync", note_fsync)
+    monkeypatch.setattr(os, "replace", note_replace)
     directory = tmp_path / "client" / "spool"
     box = Spool(directory, 1 << 20)
     box.put(b"body", 1)

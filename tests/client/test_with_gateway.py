@@ -10,11 +10,11 @@ import pytest
 from fake_server import GAME, until, walk
 
 from sparring.client import Client, SchemaMismatch
-from sparring.client.players import play
 from sparring.errors import InputError
 from sparring.games import Box, Discrete, Game
 from sparring.networks.policy import Policy
 from sparring.networks.spec import Categorical, Dense
+from sparring.players.mock import play
 from sparring.registry.registry import Registry
 
 pytestmark = pytest.mark.real

@@ -19,7 +19,7 @@ from playwright.sync_api import Locator, Page, expect
 from stage import CARTPOLE, Platform, episode, snapshot, upload
 
 from sparring.api import StreamStatus, TrainerStatus
-from sparring.client.spool import write_whole
+from sparring.files import write_whole
 from sparring.games import Box, Discrete, Game
 from sparring.gateway.app import background, create_app
 

@@ -23,13 +23,13 @@ import urllib3
 import yaml
 from aws_server import aws_server
 
-from sparring import cli
+from sparring.aws import s3
+from sparring.cli import entry as cli
+from sparring.cli.streams import WEEK
 from sparring.games import Box, Discrete, Game
 from sparring.networks.policy import Policy
 from sparring.networks.spec import Dense, QValues
-from sparring.registry import s3
 from sparring.registry.registry import Registry
-from sparring.stream.commands import WEEK
 from sparring.stream.ingest import ALARM
 
 pytestmark = pytest.mark.real

@@ -6,9 +6,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from sparring.algorithms.replay import END, STEP, Replay, encode_action, encode_obs
 from sparring.errors import InputError
 from sparring.experience.fragment import Columns
-from sparring.experience.replay import END, STEP, Replay, encode_action, encode_obs
 from sparring.games import Box, Dict, Discrete, Game, MultiDiscrete
 from sparring.games.spec import Array
 

@@ -19,9 +19,10 @@ from starlette.requests import Request
 from sparring.errors import InputError, SparringError
 from sparring.experience import Fragment, wire
 from sparring.games import Box, Dict, Discrete, Game
-from sparring.gateway import games, ingest
 from sparring.gateway import http as gateway_http
 from sparring.gateway.app import background, create_app
+from sparring.gateway.routes import fragments as ingest
+from sparring.gateway.routes import games
 from sparring.networks.policy import Policy
 from sparring.networks.spec import Dense, QValues
 from sparring.registry.registry import Registry
@@ -129,7 +130,7 @@ def head(size: int) -> bytes:
 
 
 def in_flight(port: int) -> int:
-    return int(ask(port, "GET", "/metrics")[1].partition(b"\nsparring_ingest_in_flight_bytes ")[2].split()[0])
+    return int(float(ask(port, "GET", "/metrics")[1].partition(b"\nsparring_ingest_in_flight_bytes ")[2].split()[0]))
 
 
 @pytest.fixture

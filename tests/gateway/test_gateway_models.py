@@ -11,7 +11,8 @@ from gateway_api import GAME, JSON, Api, Setup
 
 from sparring.api import Act, Actions, ModelInfo
 from sparring.games import Box, Dict, Discrete, Game, MultiDiscrete
-from sparring.gateway import acting, models
+from sparring.gateway.routes import act as acting
+from sparring.gateway.routes import models
 from sparring.networks.policy import Policy
 from sparring.networks.spec import Categorical, Dense, QValues, Squashed
 from sparring.registry.manifest import Manifest

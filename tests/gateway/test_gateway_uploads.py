@@ -19,7 +19,7 @@ from sparring.api import Problem, Uploaded
 from sparring.experience import Fragment, validate, wire
 from sparring.games import Box, Dict, Discrete, Game
 from sparring.gateway.app import create_app
-from sparring.gateway.ingest import Limits
+from sparring.gateway.routes.fragments import Limits
 from sparring.store.memory import MemoryStore
 from sparring.store.protocol import StoreBusy, StoreFull
 

@@ -10,13 +10,13 @@ import pytest
 from rich.console import Console
 
 from sparring import algorithms
+from sparring.experiment import Experiment, Stop
 from sparring.games import Box, Dict, Discrete, Game, MultiDiscrete
 from sparring.networks.defaults import describe, kind_of, layers_for
 from sparring.networks.policy import Policy
 from sparring.networks.spec import Categorical, Conv, Dense, param_shapes
+from sparring.runs.live_view import Lines
 from sparring.training import loop
-from sparring.training.experiment import Experiment, Stop
-from sparring.training.view import Lines
 
 USUAL = (Dense(64, "tanh"), Dense(64, "tanh"))
 NATURE = (Conv(32, 8, 4), Conv(64, 4, 2), Conv(64, 3), Dense(512))
@@ -51,7 +51,7 @@ def test_images_of_every_size_get_layers_that_fit(shape: tuple[int, ...], expect
     assert Policy(game, layers, Categorical(), arrays).act(np.zeros(shape, np.uint8))[0].shape == ()
 
 
-@pytest.mark.parametrize("name", algorithms.NAMES)
+@pytest.mark.parametrize("name", algorithms.ALGORITHMS)
 def test_every_algorithm_sees_images_with_convolutions(name: str) -> None:
     action = Box((2,), low=-1.0, high=1.0) if name in ("ddpg", "td3", "sac") else Discrete(3)
     game = Game("g", Box((10, 10, 4), "uint8", 0, 255), action)

@@ -14,7 +14,7 @@ import pytest
 from sparring.experience import new_id
 from sparring.registry.registry import Registry
 from sparring.store import Outcome, open_store
-from sparring.training.live import GameTrainer, Settings
+from sparring.trainer.process import GameTrainer, Settings
 
 GAME = "CartPole-v1"
 

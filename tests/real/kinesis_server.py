@@ -15,7 +15,7 @@ from http.client import HTTPConnection
 from pathlib import Path
 from typing import Any
 
-from sparring.stream.kinesis import Kinesis, Record
+from sparring.aws.kinesis import Kinesis, Record
 
 CLOCK = time.time  # the server's: a test may set back the client's
 ROOT = Path(__file__).parent.parent.parent

@@ -54,7 +54,7 @@ class Site:
                     command = (entry / "cmdline").read_bytes()
                 except OSError:
                     continue
-                if str(self.data).encode() in command and b"sparring.training.live" in command:
+                if str(self.data).encode() in command and b"sparring.trainer.process" in command:
                     found.append(int(entry.name))
         return found
 

@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 from kinesis_server import Proxy, Server, everything, running
 
+from sparring.aws.kinesis import Kinesis
 from sparring.client import Client
 from sparring.experience import wire
 from sparring.games import Box, Discrete, Game
 from sparring.stream import record
-from sparring.stream.kinesis import Kinesis
 
 pytestmark = pytest.mark.real
 GAME = Game("Pole-v0", Box((4,)), Discrete(2))

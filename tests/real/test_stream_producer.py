@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from kinesis_server import Proxy, Server, everything, moody, running
 
+from sparring.aws.kinesis import Kinesis, StreamBusy
 from sparring.client import Client, Unavailable
 from sparring.errors import InputError
 from sparring.experience import Columns, Fragment, new_id, pack
@@ -21,7 +22,6 @@ from sparring.experience.wire import TooLarge
 from sparring.games import Box, Discrete, Game
 from sparring.store.protocol import Outcome
 from sparring.stream import record
-from sparring.stream.kinesis import Kinesis, StreamBusy
 from sparring.stream.producer import MAX_REQUEST, Producer
 
 pytestmark = pytest.mark.real
@@ -335,7 +335,7 @@ def test_a_client_keeps_play_while_the_stream_is_away_and_sends_it_later(tmp_pat
 
 def test_a_client_of_a_stream_needs_nothing_heavy() -> None:
     code = (
-        "import sys; from sparring.stream import client;"
+        "import sys; import sparring.client.transports.kinesis;"
         "print([m for m in ('boto3','botocore','pyspark','pyarrow','jax','starlette','typer') if m in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

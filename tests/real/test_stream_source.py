@@ -13,12 +13,12 @@ import pytest
 from kinesis_server import Proxy, Server, everything, running
 from test_stream_producer import GAME, play, put
 
+from sparring.aws.kinesis import Kinesis
 from sparring.errors import InputError
 from sparring.experience import Fragment
 from sparring.store.protocol import Outcome
 from sparring.store.sqlite import SqliteStore
 from sparring.stream import record
-from sparring.stream.kinesis import Kinesis
 from sparring.stream.producer import Producer
 from sparring.stream.sink import Sink
 from sparring.stream.source import CLOSED, SCHEMA, KinesisReader, Positions, Reached

@@ -21,11 +21,11 @@ from s3_server import ENVIRONMENT, S3Server
 from test_platform import get, run, until
 
 from sparring.api import StreamStatus
+from sparring.aws.kinesis import default_directory
+from sparring.aws.s3 import Bucket
 from sparring.client import Client, public_bot
 from sparring.games import catalog
-from sparring.registry.s3 import Bucket
 from sparring.store import open_store
-from sparring.stream.kinesis import default_directory
 from sparring.stream.source import Reached
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(600)]

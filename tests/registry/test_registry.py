@@ -432,7 +432,7 @@ def test_every_file_is_on_disk_before_the_manifest_appears(
         fsync(descriptor)
 
     monkeypatch.setattr(module.obstore, "put", watching)
-    monkeypatch.setattr(module.os, "fsync", noting)
+    monkeypatch.setattr(os, "fsync", noting)
     registry.publish(policy, algorithm="dqn")
     folder = tmp_path / MODEL / "1"
     needed = {folder / name for name in FILES} | {folder, *folder.parents[: len(MODEL.parts) + 1]}

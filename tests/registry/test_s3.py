@@ -23,7 +23,9 @@ import urllib3
 from aws_server import aws_server
 from s3_server import ENVIRONMENT, S3Server
 
-from sparring import aws
+from sparring.aws import credentials as aws
+from sparring.aws.s3 import BLOCK, Bucket
+from sparring.aws.sign import sign
 from sparring.client import Client, Unavailable, public_bot
 from sparring.errors import InputError
 from sparring.games import Box, Discrete, Game
@@ -33,7 +35,6 @@ from sparring.networks.spec import Dense, QValues
 from sparring.registry import registry as module
 from sparring.registry.manifest import Manifest
 from sparring.registry.registry import Registry, RegistryError
-from sparring.registry.s3 import BLOCK, Bucket
 from sparring.store.memory import MemoryStore
 
 pytestmark = pytest.mark.real
@@ -89,7 +90,7 @@ def signed(bucket: Bucket, method: str, path: str, body: bytes = b"", service: s
     credentials = aws.credentials()
     assert credentials is not None
     md5 = {"content-md5": base64.b64encode(hashlib.md5(body, usedforsecurity=False).digest()).decode()}
-    headers = aws.sign(method, bucket.base + path, md5, body, service, bucket.region, credentials)
+    headers = sign(method, bucket.base + path, md5, body, service, bucket.region, credentials)
     assert urllib3.request(method, bucket.base + path, body=body, headers=headers).status in (200, 204)
 
 

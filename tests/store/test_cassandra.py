@@ -16,7 +16,7 @@ from servers import CassandraNode, Counting
 from store_samples import MAZE, POLE, assert_counts, cut, everything, fragment
 from typer.testing import CliRunner
 
-from sparring.cli import app
+from sparring.cli.entry import app
 from sparring.errors import InputError, SparringError
 from sparring.experience import Fragment
 from sparring.experience.fragment import new_id

@@ -10,7 +10,7 @@ from servers import CassandraNode
 from store_samples import MAZE, POLE, assert_counts, everything, fragment
 from typer.testing import CliRunner
 
-from sparring.cli import app
+from sparring.cli.entry import app
 from sparring.errors import InputError
 from sparring.experience import Fragment
 from sparring.store import Outcome, keyspace, open_store

@@ -20,9 +20,9 @@ from sparring.experience import Columns, new_id, pack
 from sparring.games import Box, Discrete, Game
 from sparring.networks.spec import Conv, Dense
 from sparring.registry.registry import Registry
+from sparring.runs import checkpoint
 from sparring.store.memory import MemoryStore
-from sparring.training import checkpoint
-from sparring.training.live import GameTrainer, Settings
+from sparring.trainer.process import GameTrainer, Settings
 
 META = {"steps": 12, "name": "Zoë", "lr": 1e-05, "rng": {"state": 2**100, "flags": [True, None]}, "mean": -0.1}
 
@@ -231,7 +231,7 @@ SAVER = """
 import sys
 from pathlib import Path
 import numpy as np
-from sparring.training import checkpoint
+from sparring.runs import checkpoint
 
 path = Path(sys.argv[1])
 n = int(checkpoint.load(path)[1]["n"]) if checkpoint.exists(path) else 0

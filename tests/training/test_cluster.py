@@ -19,10 +19,11 @@ import pytest
 from sparring import __version__ as sparring_version
 from sparring.errors import InputError, SparringError
 from sparring.experience.fragment import Columns, new_id, pack
+from sparring.experiment import Experiment, Resources, Rollout, Stop
 from sparring.games import catalog
+from sparring.runs import checkpoint
 from sparring.store import open_store
-from sparring.training import checkpoint, loop
-from sparring.training.experiment import Experiment, Resources, Rollout, Stop
+from sparring.training import loop
 
 pytestmark = pytest.mark.real
 COMMAND = [sys.executable, "-m", "sparring.cli"]
@@ -44,7 +45,7 @@ def paths():
 
 @pytest.fixture(scope="module")
 def ray(paths):
-    from sparring.training import cluster
+    from sparring.launch import ray_cluster as cluster
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("RAY_ADDRESS", "127.0.0.1:1")  # a cluster that is gone: not ours, and nobody asked for it
@@ -106,7 +107,7 @@ def test_resumed_run_goes_on_identically(ray, tmp_path):
 def test_a_learner_slower_than_play_hears_every_actor(ray):
     from test_rollout import plan, policy_for
 
-    from sparring.training.cluster import RayPool
+    from sparring.rollout.ray_pool import RayPool
 
     policy = policy_for("CartPole-v1")
     pool = RayPool(plan(policy, 3), 60.0, SHARE)
@@ -131,8 +132,8 @@ def test_killed_processes_are_replaced(ray, tmp_path, caplog, victim):
     import psutil
     from test_rollout import plan, policy_for
 
-    from sparring.experience.replay import END
-    from sparring.training.cluster import RayPool
+    from sparring.algorithms.replay import END
+    from sparring.rollout.ray_pool import RayPool
 
     policy = policy_for("CartPole-v1")
     pool = RayPool(plan(policy, 2), 60.0, SHARE)
@@ -149,7 +150,7 @@ def test_killed_processes_are_replaced(ray, tmp_path, caplog, victim):
             pool.release(block)
             if number in (5, 15, 25):
                 (host,) = (psutil.Process(host.pid) for host in pool.hosts)
-                workers = [child for nursery in host.children() for child in nursery.children()]
+                workers = [child for forkserver in host.children() for child in forkserver.children()]
                 assert len(workers) == 2
                 os.kill(workers[-1].pid if victim == "worker" else host.pid, signal.SIGKILL)
         assert heard == {0, 1}
@@ -167,7 +168,7 @@ def test_killed_processes_are_replaced(ray, tmp_path, caplog, victim):
 def test_trouble_in_one_actor_is_told_once_and_isolated(ray, tmp_path, caplog, trouble, says):
     from test_rollout import plan, policy_for
 
-    from sparring.training.cluster import RayPool
+    from sparring.rollout.ray_pool import RayPool
 
     policy = policy_for("odd_games:Odd-v0")
     (tmp_path / "trouble").write_text(trouble)
@@ -188,15 +189,15 @@ def test_trouble_in_one_actor_is_told_once_and_isolated(ray, tmp_path, caplog, t
 def test_no_room_for_a_replacement_ends_the_run(ray, monkeypatch):
     from test_rollout import plan, policy_for
 
-    from sparring.training import cluster
+    from sparring.rollout import ray_pool
 
     policy = policy_for("CartPole-v1")
-    pool = cluster.RayPool(plan(policy, 1), 60.0, SHARE)
+    pool = ray_pool.RayPool(plan(policy, 1), 60.0, SHARE)
     try:
         pool.publish(policy)
         os.kill(pool.hosts[0].pid, signal.SIGKILL)
         pool.resources = Resources(actor_cpus=64)  # as if the only node with room were gone
-        monkeypatch.setattr(cluster, "STARTING", 3.0)
+        monkeypatch.setattr(ray_pool, "STARTING", 3.0)
         pool.start()
         with pytest.raises(SparringError, match=r"no room for 1 rollout workers within 3 s: .* Lower rollout"):
             pool.take()
@@ -207,7 +208,7 @@ def test_no_room_for_a_replacement_ends_the_run(ray, monkeypatch):
 def test_a_game_that_always_fails_ends_the_run_with_its_traceback(ray, tmp_path):
     from test_rollout import plan, policy_for
 
-    from sparring.training.cluster import RayPool
+    from sparring.rollout.ray_pool import RayPool
 
     policy = policy_for("odd_games:Odd-v0")
     (tmp_path / "trouble").write_text("raise always")
@@ -235,8 +236,9 @@ def test_several_devices_compute_one_update(tmp_path):
     code = """
 import sys, numpy as np
 from pathlib import Path
-from sparring.training import loop, checkpoint
-from sparring.training.experiment import Experiment, Resources, Rollout, Stop
+from sparring.training import loop
+from sparring.runs import checkpoint
+from sparring.experiment import Experiment, Resources, Rollout, Stop
 out, algorithm = Path(sys.argv[1]), eval(sys.argv[2])
 found = []
 for devices in (1, 2):

@@ -12,17 +12,18 @@ import typer
 from msgspec.structs import replace
 from typer.testing import CliRunner
 
+from sparring.cli import training as commands
 from sparring.errors import InputError
+from sparring.experiment import Checkpoints, Evaluation, Experiment, Rollout, Stop
 from sparring.games import Discrete, catalog
 from sparring.registry.registry import Registry
+from sparring.runs.live_view import Lines, Terminal, remaining, sparkline
+from sparring.runs.plot import curve, drawn_return, groups
+from sparring.runs.run import Run
+from sparring.runs.tensorboard import EventFile
 from sparring.store.sqlite import SqliteStore
-from sparring.training import commands, loop
+from sparring.training import loop
 from sparring.training.evaluate import play
-from sparring.training.experiment import Checkpoints, Evaluation, Experiment, Rollout, Stop
-from sparring.training.plot import curve, drawn_return, groups
-from sparring.training.run import Run
-from sparring.training.tensorboard import EventFile
-from sparring.training.view import Lines, Terminal, remaining, sparkline
 
 app = typer.Typer()
 for _name in ("train", "evaluate", "record", "plot", "publish", "runs"):
@@ -290,7 +291,7 @@ def test_the_confidence_band_does_not_leave_what_was_returned(kind):
 
 def test_event_files_are_tensorboards(tmp_path):
     """Against the format: lengths, masked CRC-32C (known answers), and our scalars in plain sight."""
-    from sparring.training.tensorboard import _masked_crc
+    from sparring.runs.tensorboard import _masked_crc
 
     # CRC-32C("123456789") = 0xE3069283 (RFC 3720); masked as TFRecords do.
     crc = 0xE3069283

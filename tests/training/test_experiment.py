@@ -6,7 +6,7 @@ import sys
 import pytest
 
 from sparring.errors import InputError
-from sparring.training.experiment import Evaluation, Experiment, Rollout, Stop, override, read, write
+from sparring.experiment import Evaluation, Experiment, Rollout, Stop, override, read, write
 
 FULL = Experiment(
     game="CartPole-v1",
@@ -79,5 +79,5 @@ def test_what_is_no_experiment_is_refused(tmp_path, text):
 
 
 def test_reading_experiments_and_playing_load_no_learning_stack():
-    code = "import sys, sparring.training.experiment, sparring.training.actor; print('jax' in sys.modules)"
+    code = "import sys, sparring.experiment, sparring.rollout.actor; print('jax' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout.strip() == "False"

@@ -8,9 +8,9 @@ import gymnasium
 import pytest
 
 from sparring.errors import GameError, InputError
+from sparring.experiment import Experiment, Resources, Rollout, Stop
 from sparring.games import catalog
 from sparring.training import loop
-from sparring.training.experiment import Experiment, Resources, Rollout, Stop
 
 GAME = """
 import os, sys
@@ -72,7 +72,7 @@ def home(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def ray(home):
-    from sparring.training import cluster
+    from sparring.launch import ray_cluster as cluster
 
     cluster.connect(Resources(cpus=2))
     yield

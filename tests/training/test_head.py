@@ -14,8 +14,8 @@ import time
 import pytest
 
 from sparring.errors import InputError
+from sparring.experiment import Experiment, Resources, Rollout, Stop
 from sparring.training import loop
-from sparring.training.experiment import Experiment, Resources, Rollout, Stop
 
 pytestmark = pytest.mark.real
 HOST = "127.0.0.2"  # loopback, too; 127.0.0.1 is for Ray another word for the machine's address in its network
@@ -71,7 +71,7 @@ def dead():
 
 @pytest.fixture
 def require_head():
-    from sparring.training.cluster import require_head
+    from sparring.launch.ray_cluster import require_head
 
     return require_head
 
@@ -104,7 +104,7 @@ def test_a_name_that_means_no_host(require_head):
     ids=["silent", "ssh", "http/2"],
 )
 def test_somebody_else_at_the_address(require_head, monkeypatch, says, told):
-    from sparring.training import head
+    from sparring.launch import head
 
     monkeypatch.setattr(head, "ANSWER", 1.0)
     monkeypatch.setattr(head, "PATIENCE", 4.0)

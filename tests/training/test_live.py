@@ -16,7 +16,7 @@ from sparring.games import Box, Discrete, Game, MultiDiscrete
 from sparring.games.catalog import load
 from sparring.registry.registry import Registry, RegistryError
 from sparring.store.memory import MemoryStore
-from sparring.training.gametrainer import GameTrainer, Settings
+from sparring.trainer.game_trainer import GameTrainer, Settings
 
 # A declared game whose right answer is to name the larger of two numbers: solved by one network layer.
 LARGER = Game(name="larger", observation=Box((2,)), action=Discrete(2))
@@ -152,8 +152,8 @@ def test_a_worse_policy_is_held_back_and_a_better_one_published_at_once(
         seen.append(next(scores))
         return [(seen[-1], 1)]
 
-    monkeypatch.setattr("sparring.training.gametrainer.play", score)
-    monkeypatch.setattr("sparring.training.gametrainer.TURN", 60.0)  # all updates of a feed in one turn, however slow
+    monkeypatch.setattr("sparring.trainer.game_trainer.play", score)
+    monkeypatch.setattr("sparring.trainer.game_trainer.TURN", 60.0)  # all updates of a feed in one turn, however slow
     trainer = setup.trainer()
     for _ in range(5):
         rng = setup.rng

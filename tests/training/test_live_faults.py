@@ -22,10 +22,11 @@ from sparring.experience.validate import check
 from sparring.games import Box, Dict, Discrete, Game
 from sparring.games.catalog import load
 from sparring.registry.registry import Registry
+from sparring.runs import checkpoint
 from sparring.store.sqlite import SqliteStore
-from sparring.training import checkpoint, culprits
-from sparring.training.gametrainer import GameTrainer, Replaced, Settings
-from sparring.training.live import Roster
+from sparring.trainer import culprits
+from sparring.trainer.game_trainer import GameTrainer, Replaced, Settings
+from sparring.trainer.process import Roster
 
 # The right answer is to name the larger of two numbers: solved by one network layer.
 LARGER = Game(name="larger", observation=Box((2,)), action=Discrete(2))
@@ -87,7 +88,7 @@ class Platform:
         env = {"JAX_PLATFORMS": "cpu", **os.environ}
         with (self.data / "trainer.log").open("ab") as log:
             process = subprocess.Popen(
-                [sys.executable, "-m", "sparring.training.live", *words], stdout=log, stderr=log, env=env
+                [sys.executable, "-m", "sparring.trainer.process", *words], stdout=log, stderr=log, env=env
             )
         try:
             yield process
@@ -487,7 +488,7 @@ def test_a_game_without_play_gets_no_learner(platform: Platform) -> None:
 def test_a_game_that_nobody_plays_any_more_makes_room_and_comes_back(
     platform: Platform, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("sparring.training.live.UNLOAD_AFTER", 0.2)
+    monkeypatch.setattr("sparring.trainer.process.UNLOAD_AFTER", 0.2)
     roster = Roster(platform.data, platform.store, platform.registry, settings(), str(platform.data / "store.db"))
     platform.store.register(LARGER)
     platform.store.append(played(LARGER, 20))
@@ -566,7 +567,7 @@ def test_whatever_a_game_raises_the_others_go_on(
 def test_many_failing_games_do_not_keep_an_honest_one_from_its_turns(
     platform: Platform, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("sparring.training.live.RETRY_AFTER", (0.0, 0.0))  # at once again: the worst there can be
+    monkeypatch.setattr("sparring.trainer.process.RETRY_AFTER", (0.0, 0.0))  # at once again: the worst there can be
 
     def slow(self: GameTrainer, store: Any, registry: Any, directory: Path, game: Game, *rest: Any) -> None:
         if game.name != "larger":
@@ -667,8 +668,8 @@ def test_an_evaluation_without_end_does_not_hold_up_learning(tmp_path: Path, mon
         while True:
             time.sleep(0.01)
 
-    monkeypatch.setattr("sparring.training.gametrainer.EVALUATION_LIMIT", 0.2)
-    monkeypatch.setattr("sparring.training.gametrainer.play", endless)
+    monkeypatch.setattr("sparring.trainer.game_trainer.EVALUATION_LIMIT", 0.2)
+    monkeypatch.setattr("sparring.trainer.game_trainer.play", endless)
     trainer = in_process(tmp_path, load("CartPole-v1"))
     trainer.store.append(played(trainer.game, 20))
     run_dry(trainer)
@@ -679,7 +680,7 @@ def test_an_evaluation_without_end_does_not_hold_up_learning(tmp_path: Path, mon
 def test_a_game_whose_declaration_cannot_be_read_any_more_keeps_what_was_learned(
     platform: Platform, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("sparring.training.live.LIST_EVERY", 0.0)
+    monkeypatch.setattr("sparring.trainer.process.LIST_EVERY", 0.0)
     roster = Roster(platform.data, platform.store, platform.registry, settings(), str(platform.data / "store.db"))
     for game in (LARGER, msgspec.structs.replace(LARGER, name="other")):
         platform.store.register(game)
@@ -744,8 +745,8 @@ def test_the_lag_is_right_after_an_erasure_while_the_trainer_was_away(tmp_path: 
 def test_with_more_to_take_in_than_is_counted_the_lag_is_right_when_it_has_caught_up(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("sparring.training.gametrainer.COUNTED", 4)
-    monkeypatch.setattr("sparring.training.gametrainer.PAGE", 2)
+    monkeypatch.setattr("sparring.trainer.game_trainer.COUNTED", 4)
+    monkeypatch.setattr("sparring.trainer.game_trainer.PAGE", 2)
     trainer = lagging(tmp_path)
     trainer.store.erase("larger", "bob")
     trainer._look_for_erasures()

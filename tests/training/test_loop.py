@@ -2,6 +2,7 @@
 overwrite anything."""
 
 import csv
+import io
 import json
 import os
 import signal
@@ -15,12 +16,15 @@ import msgspec
 import numpy as np
 import pytest
 
+from sparring import files
 from sparring.errors import InputError, SparringError
+from sparring.experiment import Checkpoints, Evaluation, Experiment, Rollout, Stop, write
 from sparring.export import onnx
-from sparring.training import checkpoint, evaluate, loop
-from sparring.training.experiment import Checkpoints, Evaluation, Experiment, Rollout, Stop, write
-from sparring.training.metrics import PHASES, MetricsFiles
-from sparring.training.run import Best, Run, list_runs, new_directory
+from sparring.runs import checkpoint
+from sparring.runs.metrics import PHASES
+from sparring.runs.run import Best, Run, list_runs, new_directory
+from sparring.runs.sinks import Sinks
+from sparring.training import evaluate, loop
 
 SMALL = [{"layer": "dense", "units": 16}]
 DQN = {"name": "dqn", "layers": SMALL, "learning_starts": 64, "batch": 16, "replay": 3000}
@@ -342,15 +346,17 @@ def test_killed_between_the_checkpoint_and_the_policys_files(tmp_path):
 
 def test_killed_while_rows_are_taken_over(tmp_path, monkeypatch):
     run = loop.train(experiment(tmp_path / "run", stop=Stop(iterations=2)))
-    rows, write_text = run.rows(), Path.write_text
+    rows, killed = run.rows(), []
 
-    def killed(path, text):
-        write_text(path, text[: len(text) // 2])
-        raise KeyboardInterrupt
+    class Torn(io.FileIO):
+        def write(self, data):
+            killed.append(super().write(data[: len(data) // 2]))
+            raise KeyboardInterrupt
 
-    monkeypatch.setattr(Path, "write_text", killed)
+    monkeypatch.setattr(files, "open", Torn, raising=False)
     with pytest.raises(KeyboardInterrupt):
-        MetricsFiles(run.path, 2)
+        Sinks(run.path, run.experiment, 2)
+    assert killed[0] > 0
     assert run.rows() == rows
 
 
@@ -508,7 +514,7 @@ class TestRefusals:
 @pytest.mark.real
 def test_sigterm_writes_a_checkpoint_and_says_so_with_its_exit_code(tmp_path):
     write(tmp_path / "e.yaml", experiment(tmp_path / "run", stop=Stop(iterations=10**6), checkpoint=Checkpoints(0, 1)))
-    code = "import typer; from sparring.training.commands import train; a = typer.Typer(); a.command()(train); a()"
+    code = "import typer; from sparring.cli.training import train; a = typer.Typer(); a.command()(train); a()"
     process = subprocess.Popen(
         [sys.executable, "-c", code, str(tmp_path / "e.yaml")], stdout=subprocess.PIPE, stderr=subprocess.STDOUT
     )
@@ -546,7 +552,7 @@ def test_it_learns(tmp_path, monkeypatch, algorithm):
 
 
 def test_experiments_of_the_project_are_valid():
-    from sparring.training.experiment import read
+    from sparring.experiment import read
 
     files = sorted((Path(__file__).parents[2] / "experiments").glob("[!s]*.yaml"))  # sweeps: test_sweep_plan
     assert files
@@ -562,8 +568,8 @@ def test_kill_9_loses_at_most_what_came_after_the_checkpoint_and_leaves_no_worke
 
     changes = {"rollout": Rollout(workers=2, envs=2, steps=8), "stop": Stop(iterations=10**6)}
     write(tmp_path / "e.yaml", experiment(tmp_path / "run", **changes))
-    code = "import sys; from pathlib import Path; from sparring.training import experiment as e, loop;"
-    code += "loop.train(e.read(Path(sys.argv[1])))"
+    code = "import sys; from pathlib import Path; from sparring import experiment as e\n"
+    code += "from sparring.training import loop; loop.train(e.read(Path(sys.argv[1])))"
     process = subprocess.Popen([sys.executable, "-c", code, str(tmp_path / "e.yaml")])
     try:
         until = time.monotonic() + 120
@@ -572,7 +578,7 @@ def test_kill_9_loses_at_most_what_came_after_the_checkpoint_and_leaves_no_worke
             assert process.poll() is None
             time.sleep(0.02)
         workers = psutil.Process(process.pid).children(recursive=True)
-        assert len(workers) == 3  # two, and the nursery where they came from
+        assert len(workers) == 3  # two, and the forkserver where they came from
     finally:
         process.kill()
         process.wait()

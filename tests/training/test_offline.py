@@ -5,10 +5,11 @@ import pytest
 from recorded_play import balance, record
 
 from sparring.errors import InputError
+from sparring.experiment import Checkpoints, Evaluation, Experiment, Stop
 from sparring.games import Box, Discrete, Game
-from sparring.training import checkpoint, loop
-from sparring.training.experiment import Checkpoints, Evaluation, Experiment, Stop
-from sparring.training.plot import EVALUATED, curve, plot
+from sparring.runs import checkpoint
+from sparring.runs.plot import EVALUATED, curve, plot
+from sparring.training import loop
 
 
 @pytest.fixture(scope="module")

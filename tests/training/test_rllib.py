@@ -12,14 +12,16 @@ import onnxruntime
 import pytest
 from recorded_play import balance, record
 
+from sparring.cli import training as commands
 from sparring.client.bot import Loaded
 from sparring.errors import InputError
+from sparring.experiment import Checkpoints, Evaluation, Experiment, Rollout, Stop
 from sparring.games import Box, Dict, Discrete, Game, MultiDiscrete
 from sparring.registry.registry import Registry
-from sparring.training import checkpoint, commands, loop
+from sparring.runs import checkpoint
+from sparring.runs.run import Run
+from sparring.training import loop
 from sparring.training.evaluate import play
-from sparring.training.experiment import Checkpoints, Evaluation, Experiment, Rollout, Stop
-from sparring.training.run import Run
 
 pytestmark = pytest.mark.real
 ONE_READER = {"map_batches_kwargs": {"concurrency": 1}}  # each loads all of PyTorch
@@ -78,14 +80,14 @@ def test_ppo_learns_and_tells_it_in_our_words(ppo):
 
 def test_resuming_goes_on_with_what_was_learned(ppo):
     """Weights, optimiser and counters: what a checkpoint holds is what a resumed algorithm would save."""
-    from sparring.training.rllib.trainee import Bridge
+    from sparring.rllib.bridge import Bridge
 
     rows = ppo.rows()
     assert [row["updates"] for row in rows] == list(range(1, 9))
     assert rows[6]["policy/entropy"] == pytest.approx(rows[5]["policy/entropy"], abs=0.08)
     arrays, meta = checkpoint.load(ppo.checkpoints()[-1])
     del arrays["policy"]  # to play with: the loop's, not the algorithm's
-    bridge = Bridge(ppo.experiment, ppo.policy().game)
+    bridge = Bridge(ppo.experiment, ppo.policy().game, ppo.path)
     bridge.resume(arrays, meta["trainee"])
     again, told = bridge.save()
     bridge.close()
@@ -144,7 +146,7 @@ def new_module(name: str, game: Game, keys: dict) -> object:
     """As RLlib would make it for the experiment, with weights that are all different from 0."""
     import torch
 
-    from sparring.training.rllib.config import algorithm_class, configure, is_offline
+    from sparring.rllib.config import algorithm_class, configure, is_offline
 
     offline = {"source": "store", "store": "x"} if is_offline(algorithm_class(f"rllib/{name}")) else {}
     e = Experiment(game="g", algorithm={"name": f"rllib/{name}", **keys}, **offline)
@@ -163,7 +165,7 @@ def test_a_module_and_its_onnx_are_one(case):
     from dataclasses import replace
 
     from sparring.errors import SparringError
-    from sparring.training.rllib.module import check_equal, render
+    from sparring.rllib.module import check_equal, render
 
     name, game, keys = MODULES[case]
     module = new_module(name, game, keys)
@@ -247,7 +249,7 @@ def test_cql_learns_from_a_store(tmp_path):
 def test_recorded_play_is_read_as_it_was_played():
     """Ends are where the game ended, not where a fragment does; actions are what modules give."""
     from sparring.experience.fragment import Columns, pack
-    from sparring.training.rllib.game import rows_of
+    from sparring.rllib.game import rows_of
 
     game = Game("g", Discrete(3), Box((1,), low=0.0, high=4.0))
     column = Columns(np.int32([0, 1, 2]), np.float32([[0], [3]]), np.float32([1, 2]))
@@ -277,7 +279,10 @@ def test_recorded_play_is_read_as_it_was_played():
         ({"keys": {"model": {}}}, r"old stack: use algorithm\.model_config"),
         ({"keys": {"num_env_runners": 2}}, r"the experiment says it with rollout\.workers"),
         ({"keys": {"minibatch_size": 9999}}, "refuses its configuration: .*minibatch_size"),
-        ({"keys": {"rl_module_spec": "nowhere:Module"}}, "cannot import nowhere:Module"),
+        (
+            {"keys": {"rl_module_spec": "nowhere:Module"}},
+            r"algorithm\.rl_module_spec 'nowhere:Module': cannot import 'nowhere': ModuleNotFoundError",
+        ),
         ({"name": "DQN", "game": "Pendulum-v1"}, "takes Discrete actions, Pendulum-v1 has Box"),
         ({"name": "BC"}, "learns from recorded play"),
         ({"source": "store", "store": "."}, "learns from fresh play"),

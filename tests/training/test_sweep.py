@@ -17,12 +17,14 @@ import numpy as np
 import psutil
 import pytest
 
+from sparring import experiment
 from sparring.errors import InputError, SparringError
-from sparring.training import checkpoint, experiment, loop
-from sparring.training.run import Run, is_run
-from sparring.training.sweep import sweeping
-from sparring.training.sweep.journal import Journal, Standing
-from sparring.training.sweep.plan import Sweep
+from sparring.runs import checkpoint
+from sparring.runs.run import Run, is_run
+from sparring.sweep import sweeping
+from sparring.sweep.journal import Journal, TrialStatus
+from sparring.sweep.plan import Sweep
+from sparring.training import loop
 
 pytestmark = pytest.mark.real
 HERE = Path(__file__).parent
@@ -61,7 +63,7 @@ def logs(tmp_path_factory):
 @pytest.fixture(scope="module")
 def address(logs, root):
     """Two nodes. The other one has an empty directory where ours has the sweeps: nothing is shared."""
-    from sparring.training import cluster
+    from sparring.launch import ray_cluster as cluster
 
     cluster.use_token()
     with socket.socket() as free:
@@ -106,24 +108,24 @@ def write(path: Path, **changes: object) -> Path:
     return path.with_suffix(".yaml")
 
 
-def sweep(out: Path, **changes: object) -> list[Standing]:
+def sweep(out: Path, **changes: object) -> list[TrialStatus]:
     """Here, on the cluster."""
     return carry_out(*sweeping.begin(write(out, **changes), out=out))
 
 
-def carry_out(plan: Sweep, out: Path) -> list[Standing]:
+def carry_out(plan: Sweep, out: Path) -> list[TrialStatus]:
     trials, complete = sweeping.carry_out(plan, out, lambda: nullcontext(lambda trials: None))
     assert complete
     return trials
 
 
-def randomness(trial: Standing) -> float:
+def randomness(trial: TrialStatus) -> float:
     return trial.values["algorithm.exploration_final"]
 
 
 def test_the_other_node_does_not_see_our_files(address, root):
     """Or the tests below would not tell anything about bringing runs home."""
-    from sparring.training.cluster import NodeAffinitySchedulingStrategy, ray
+    from sparring.launch.ray_cluster import NodeAffinitySchedulingStrategy, ray
 
     if os.geteuid():
         pytest.skip("hiding a directory needs root")
@@ -180,7 +182,7 @@ def test_a_grid_is_gone_through_and_a_failure_stays_alone(address, root, capsys)
     """A replay window smaller than a block of play is refused by the trial. They have rollout workers of their own."""
     from rich.console import Console
 
-    from sparring.training.sweep.view import Progress
+    from sparring.sweep.progress import Progress
 
     out = root / "grid"
     changes = {"algorithm__replay": "{grid: [20, 5000]}", "seed": "{grid: [1, 2]}", "rollout__workers": 1}
@@ -268,8 +270,8 @@ def test_pbt_copies_the_better_ones(address, root):
 
 def test_a_copy_has_everything_but_the_values(address, root):
     """Two trials without Tune between them: the second takes over what the first has learned."""
-    from sparring.training.cluster import ray
-    from sparring.training.sweep.trial import Task, Trial, msgspec
+    from sparring.launch.ray_cluster import ray
+    from sparring.sweep.trial import Task, Trial, msgspec
 
     out = root / "copy"
     plan, _ = sweeping.begin(write(out, algorithm__lr="{choice: [0.01, 1e-12]}", tune__scheduler="pbt"), out=out)

@@ -6,10 +6,10 @@ from contextlib import nullcontext
 import pytest
 
 from sparring.errors import InputError
-from sparring.training.experiment import Experiment
-from sparring.training.sweep import sweeping
-from sparring.training.sweep.plan import Sweep
-from sparring.training.sweep.room import learner_gpus, require_room
+from sparring.experiment import Experiment
+from sparring.sweep import sweeping
+from sparring.sweep.plan import Sweep
+from sparring.sweep.room import learner_gpus, require_room
 
 FILE = {
     "game": "CartPole-v1",
@@ -89,7 +89,8 @@ def test_gpus_that_a_cluster_does_not_have_are_told():
 @pytest.fixture(scope="module")
 def address(tmp_path_factory):
     """Four CPUs and two GPUs, of which there are none."""
-    from sparring.training import cluster, local_ray
+    from sparring.launch import local_ray
+    from sparring.launch import ray_cluster as cluster
 
     home = tmp_path_factory.mktemp("seeing")
     (home / "seeing.py").write_text(GAME)

@@ -7,12 +7,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from sparring import experiment
 from sparring.errors import InputError
-from sparring.training import experiment
-from sparring.training.sweep import plan
-from sparring.training.sweep.journal import Begun, Copied, Ended, Journal, Standing
-from sparring.training.sweep.plan import Sweep
-from sparring.training.sweep.space import Axis, find
+from sparring.search_space import Axis, find
+from sparring.sweep import plan
+from sparring.sweep.journal import Begun, Copied, Ended, Journal, TrialStatus
+from sparring.sweep.plan import Sweep
 
 EXPERIMENTS = Path(__file__).parents[2] / "experiments"
 FILE = """
@@ -198,7 +198,7 @@ def test_the_journal_is_read_as_it_was_written_and_survives_a_cut_line(tmp_path)
         file.write('{"event":"ended","numb')
     for again in (Journal(tmp_path, "m"), Journal(tmp_path, "m")):
         first, second = again.trials.values()
-        assert first == Standing(0, {"lr": 1.0}, "stopped", 9.0, 3, 30, 1.5)
+        assert first == TrialStatus(0, {"lr": 1.0}, "stopped", 9.0, 3, 30, 1.5)
         assert (second.values, second.source, second.copies) == ({"lr": 3.0}, 0, 1)
         assert list(again.left()) == [second]
     journal.add(Ended(1, "failed", "why"))  # the cut line is gone, so this one is whole
@@ -209,5 +209,7 @@ def test_the_journal_is_read_as_it_was_written_and_survives_a_cut_line(tmp_path)
 
 
 def test_the_command_line_loads_no_ray():
-    code = "import sys, sparring.cli; print([m for m in ('ray', 'jax', 'optuna', 'matplotlib') if m in sys.modules])"
+    code = (
+        "import sys, sparring.cli.entry; print([m for m in ('ray', 'jax', 'optuna', 'matplotlib') if m in sys.modules])"
+    )
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout.strip() == "[]"

@@ -11,8 +11,8 @@ from typing import Any
 
 from sparring.bench.scaling import Measured
 from sparring.errors import InputError
-from sparring.training.experiment import Experiment
-from sparring.training.metrics import PHASES
+from sparring.experiment import Experiment
+from sparring.runs.metrics import PHASES
 
 __all__ = ["COLUMNS", "table", "write"]
 

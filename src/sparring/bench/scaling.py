@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from sparring.errors import InputError, SparringError
-from sparring.training.experiment import Experiment
-from sparring.training.metrics import PHASES, Row
+from sparring.experiment import Experiment
+from sparring.runs.metrics import PHASES, Row
 
 if TYPE_CHECKING:
     from sparring.training.protocol import Trainee

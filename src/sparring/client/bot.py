@@ -127,8 +127,14 @@ class RandomPlay:
 
 
 class Bot:
-    """Acts for one player. `newest` gives the version to use; the bot moves to it between episodes, never within one:
-    an episode has ended when the player's `record` was told so."""
+    """Acts for one player; `Client.bot` makes one. It moves to a newer version between episodes, never within one: an
+    episode has ended when the player's `record` was told so.
+
+    :param game: The game that it plays.
+    :param player: Who records its play.
+    :param newest: Gives the version to use.
+    :param seed: Of exploration.
+    """
 
     def __init__(self, game: Game, player: Recorder, newest: Callable[[], Policy], seed: int | None = None) -> None:
         self._space = game.observation
@@ -149,7 +155,12 @@ class Bot:
         return self._policy.version
 
     def act(self, obs: Any, explore: bool = False) -> Any:
-        """One observation as the game gives it → an action as the game takes it."""
+        """One observation as the game gives it → an action as the game takes it.
+
+        :param obs: The observation.
+        :param explore: Act as while learning, not greedily.
+        :raises InputError: the observation does not fit the game.
+        """
         feed = self._feed(obs)
         with self._lock:
             newest = self._newest()

@@ -103,6 +103,7 @@ class Recorder:
 
     @property
     def in_episode(self) -> bool:
+        """Whether an episode has begun and not ended."""
         return self._step > 0
 
     def record(
@@ -116,10 +117,18 @@ class Recorder:
         *,
         acted: Acted | None = LAST_ACT,
     ) -> None:
-        """Keeps one step. Raises InputError when a value does not fit the game's spaces.
+        """Keeps one step.
 
-        The step is the bot's when `action` is what this player's bot last said, else a human's. `acted` says it
-        outright: an `Acted` for a policy that you ran yourself, None for a human (who, say, followed the bot's hint).
+        :param obs: What the player saw.
+        :param action: What they did.
+        :param reward: What it was worth.
+        :param terminated: Whether the episode ended with this step, by the game's rules.
+        :param truncated: Whether it was cut short, such as by a time limit.
+        :param next_obs: What the player saw then.
+        :param acted: Who acted: an `Acted` for a policy that you ran yourself, None for a human (who, say, followed
+            the bot's hint). Left out, the step is the bot's when `action` is what this player's bot last said, else a
+            human's.
+        :raises InputError: a value does not fit the game's spaces.
         """
         if self.closed:
             raise SparringError(f"the client of player {self.name!r} is closed: it records no more steps")

@@ -3,20 +3,19 @@
 Files are only ever added, read and removed, so several processes may share a directory; a lock lets one of them send.
 """
 
-import errno
 import math
 import os
 import stat
-import sys
 import time
 from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
+from sparring import files
 from sparring.client.notices import Notices
 
-__all__ = ["Spool", "write_whole"]
+__all__ = ["Spool"]
 
 BLOCK = 4096  # a small file takes this much all the same
 STALE = 3600.0
@@ -57,7 +56,7 @@ class Spool:
         # In this process the names rise even when the clock does not.
         self._last_name = max(time.time_ns(), self._last_name + 1)
         path = self.directory / f"{self._last_name:020d}-{os.getpid()}-{fragments}.batch"
-        write_whole(path, body, sync=True)
+        files.write_whole(path, body, sync=True, parents=True, shared=True)
         self._files.append(path)
         self._bytes += _blocks(len(body))
         self._fragments += fragments
@@ -87,7 +86,8 @@ class Spool:
         """Puts two files, with their numbers of fragments, into the place of one; raises OSError."""
         stamp = path.stem.rpartition("-")[0] or path.stem
         for letter, (body, fragments) in zip("ab", halves, strict=True):
-            write_whole(path.with_name(f"{stamp}{letter}-{fragments}.batch"), body, sync=True)
+            name = f"{stamp}{letter}-{fragments}.batch"
+            files.write_whole(path.with_name(name), body, sync=True, parents=True, shared=True)
         path.unlink()
         self.scan()
 
@@ -135,47 +135,13 @@ class Spool:
     def sending(self) -> Iterator[bool]:
         """Holds the right to send, which ends with the process however it ends; False when another has it."""
         with open(self.directory / "lock", "a+b") as file:
-            if not _lock(file.fileno()):
+            if not _try_lock(file.fileno()):
                 yield False
                 return
             try:
                 yield True
             finally:
-                _unlock(file.fileno())
-
-
-def write_whole(path: Path, data: bytes, sync: bool = False) -> None:
-    """A reader sees the whole file or none, also after a crash; with `sync` it is there after one."""
-    made = [folder for folder in (path.parent, *path.parent.parents) if not folder.exists()] if sync else []
-    path.parent.mkdir(parents=True, exist_ok=True)
-    part = path.with_name(f"{path.name}.{os.getpid()}.part")
-    try:
-        with open(part, "wb") as file:
-            file.write(data)
-            if sync:
-                file.flush()
-                os.fsync(file.fileno())
-        os.replace(part, path)
-    except OSError:
-        part.unlink(missing_ok=True)
-        raise
-    if sync:
-        for folder in (path.parent, *(folder.parent for folder in made)):
-            _sync_names(folder)
-
-
-def _sync_names(directory: Path) -> None:
-    """A file's name is its directory's, which has to reach the disk as well."""
-    if sys.platform == "win32":
-        return  # it cannot open directories; NTFS keeps names in a journal
-    fd = os.open(directory, os.O_RDONLY)
-    try:
-        os.fsync(fd)
-    except OSError as error:
-        if error.errno not in (errno.EINVAL, errno.ENOTSUP):  # some network filesystems do not know it
-            raise
-    finally:
-        os.close(fd)
+                files.unlock(file.fileno())
 
 
 def _count(path: Path) -> int:
@@ -187,30 +153,9 @@ def _blocks(size: int) -> int:
     return -(-size // BLOCK) * BLOCK
 
 
-if sys.platform == "win32":
-    import msvcrt
-
-    def _lock(fd: int) -> bool:
-        os.lseek(fd, 0, os.SEEK_SET)
-        try:
-            msvcrt.locking(fd, msvcrt.LK_NBLCK, 1)
-        except OSError:
-            return False
-        return True
-
-    def _unlock(fd: int) -> None:
-        os.lseek(fd, 0, os.SEEK_SET)
-        msvcrt.locking(fd, msvcrt.LK_UNLCK, 1)
-
-else:
-    import fcntl
-
-    def _lock(fd: int) -> bool:
-        try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            return False
-        return True
-
-    def _unlock(fd: int) -> None:
-        fcntl.flock(fd, fcntl.LOCK_UN)
+def _try_lock(fd: int) -> bool:
+    """A filesystem without locks never gives one: what is spooled there waits."""
+    try:
+        return files.try_lock(fd)
+    except OSError:
+        return False

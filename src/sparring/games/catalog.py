@@ -59,19 +59,23 @@ def fault(name: str, where: str, error: BaseException) -> GameError:
     """An error of the game's own code, as people read it: the last line of its traceback, and whose it is."""
     what = traceback.format_exception_only(error)[-1].strip()
     place = traceback.extract_tb(error.__traceback__)[-1]
-    told = GameError(f"the game {name} failed in {where}: {what} ({place.filename}, line {place.lineno})")
-    told.details = "".join(traceback.format_exception(error))
-    return told
+    fault = GameError(f"the game {name} failed in {where}: {what} ({place.filename}, line {place.lineno})")
+    fault.details = "".join(traceback.format_exception(error))
+    return fault
 
 
 def load(name: str) -> Game:
-    """A path to a declaration, or a Gymnasium id."""
+    """A game by name.
+
+    :param name: A Gymnasium id, `module:Id` of a game of your own, or the path of a declaration (.json).
+    :raises InputError: there is no such game, or its spaces are of a kind that is not supported.
+    """
     if name.endswith(".json"):
         path = Path(name)
         if not path.is_file():
             raise InputError(f"no game declaration at {name}: write one with `sparring init NAME`")
         try:
-            return Game.from_json(path.read_bytes())
+            return Game.declared(path.read_bytes())
         except OSError as error:
             raise InputError(f"cannot read {name}: {error.strerror}") from error
     try:

@@ -4,6 +4,7 @@ A space knows its NumPy element type, so one step of any observation or action i
 is a packed structured type. A column of T steps is therefore always one buffer, whatever the game.
 """
 
+import difflib
 import hashlib
 import math
 import re
@@ -32,16 +33,24 @@ MAX_PLAYERS = 10_000
 MAX_DIMENSIONS = 16  # NumPy stops at 64, and batches add some
 
 
-def told(**schema: Any) -> msgspec.Meta:
+def constrained(**schema: Any) -> msgspec.Meta:
     """What JSON Schema shall say of a field whose check is ours, because it says more when it fails."""
     return msgspec.Meta(extra_json_schema=schema)
 
 
 class Box(msgspec.Struct, frozen=True, tag="box", tag_field="type", dict=True, forbid_unknown_fields=True):
-    """Numbers of one shape. `low`/`high`: one bound for all, a list in row-major order, or none."""
+    """Numbers of one shape.
 
-    shape: Annotated[tuple[Annotated[int, told(minimum=1, maximum=MAX_STEP_BYTES)], ...], told(maxItems=MAX_DIMENSIONS)]
-    dtype: Annotated[str, told(enum=DTYPES)] = "float32"
+    :param shape: Lengths of its dimensions.
+    :param dtype: NumPy's name of their type.
+    :param low: The lower bound: one for all, a list in row-major order, or none.
+    :param high: The upper bound, likewise.
+    """
+
+    shape: Annotated[
+        tuple[Annotated[int, constrained(minimum=1, maximum=MAX_STEP_BYTES)], ...], constrained(maxItems=MAX_DIMENSIONS)
+    ]
+    dtype: Annotated[str, constrained(enum=DTYPES)] = "float32"
     low: float | tuple[float, ...] | None = None
     high: float | tuple[float, ...] | None = None
 
@@ -118,7 +127,11 @@ class Box(msgspec.Struct, frozen=True, tag="box", tag_field="type", dict=True, f
 
 
 class Discrete(msgspec.Struct, frozen=True, tag="discrete", tag_field="type", forbid_unknown_fields=True):
-    """One of `n` whole numbers from `start` on."""
+    """One of several whole numbers.
+
+    :param n: How many there are.
+    :param start: The first of them.
+    """
 
     n: Annotated[int, msgspec.Meta(ge=1, le=1 << 20)]
     start: Annotated[int, msgspec.Meta(ge=-(1 << 30), le=1 << 30)] = 0
@@ -130,6 +143,7 @@ class Discrete(msgspec.Struct, frozen=True, tag="discrete", tag_field="type", fo
         force_setattr(self, "start", index(self.start))
 
     def problem(self, column: Array) -> str | None:
+        """Why these elements are not in the space, or None."""
         if column.size and (column.min() < self.start or column.max() >= self.start + self.n):
             return f"is outside {self.start}..{self.start + self.n - 1}"
         return None
@@ -138,7 +152,10 @@ class Discrete(msgspec.Struct, frozen=True, tag="discrete", tag_field="type", fo
 class MultiDiscrete(
     msgspec.Struct, frozen=True, tag="multi_discrete", tag_field="type", dict=True, forbid_unknown_fields=True
 ):
-    """Several Discrete(n), each from 0."""
+    """Several choices at once, each of whole numbers from 0 on.
+
+    :param nvec: How many numbers each choice has.
+    """
 
     nvec: Annotated[
         tuple[Annotated[int, msgspec.Meta(ge=1, le=1 << 20)], ...], msgspec.Meta(min_length=1, max_length=4096)
@@ -152,17 +169,21 @@ class MultiDiscrete(
         return np.dtype((np.dtype("<i4"), (len(self.nvec),)))
 
     def problem(self, column: Array) -> str | None:
+        """Why these elements are not in the space, or None."""
         if column.size and ((column < 0).any() or (column >= np.asarray(self.nvec)).any()):
             return f"is outside 0..{tuple(n - 1 for n in self.nvec)}"
         return None
 
 
 class Dict(msgspec.Struct, frozen=True, tag="dict", tag_field="type", dict=True, forbid_unknown_fields=True):
-    """Named parts, one level deep. Order in memory is by name, so two clients cannot disagree."""
+    """Named parts, one level deep. Order in memory is by name, so two clients cannot disagree.
+
+    :param fields: Each part's space, by its name.
+    """
 
     fields: Annotated[
         dict[str, Box | Discrete | MultiDiscrete],
-        told(minProperties=1, propertyNames={"pattern": f"^{FIELD.pattern}$"}),
+        constrained(minProperties=1, propertyNames={"pattern": f"^{FIELD.pattern}$"}),
     ]
 
     def __post_init__(self) -> None:
@@ -179,6 +200,7 @@ class Dict(msgspec.Struct, frozen=True, tag="dict", tag_field="type", dict=True,
         return np.dtype([(name, self.fields[name].element) for name in sorted(self.fields)])
 
     def problem(self, column: Array) -> str | None:
+        """Why these elements are not in the space, or None."""
         for name, space in self.fields.items():
             if (why := space.problem(column[name])) is not None:
                 return f"{name} {why}"
@@ -272,17 +294,22 @@ FLOAT_BOX = {
 }
 
 
-class Game(msgspec.Struct, frozen=True, dict=True, forbid_unknown_fields=True):
+class Game(msgspec.Struct, frozen=True, dict=True):
     """An observation space, an action space, a number of players.
 
-    `env` is the Gymnasium id behind it, or none for a declared game, which we cannot simulate. `reward`: the least and
-    the most that one step may be worth, where the default (`experience.validate`) does not fit.
+    :param name: Its name on servers, in stores and registries.
+    :param observation: What players see.
+    :param action: What they can do.
+    :param players: How many play at once.
+    :param env: The Gymnasium id behind it, or none for a declared game, which we cannot simulate.
+    :param reward: The least and the most that one step may be worth, where the default (`experience.validate`) does
+        not fit.
     """
 
-    name: Annotated[str, told(pattern=f"^{NAME.pattern}$")]
+    name: Annotated[str, constrained(pattern=f"^{NAME.pattern}$")]
     observation: Space
-    action: Annotated[Action, told(**FLOAT_BOX)]
-    players: Annotated[int, told(minimum=1, maximum=MAX_PLAYERS)] = 1
+    action: Annotated[Action, constrained(**FLOAT_BOX)]
+    players: Annotated[int, constrained(minimum=1, maximum=MAX_PLAYERS)] = 1
     env: str | None = None
     # Unset is not written: older readers do not know it.
     reward: tuple[float, float] | msgspec.UnsetType | None = msgspec.UNSET
@@ -306,13 +333,32 @@ class Game(msgspec.Struct, frozen=True, dict=True, forbid_unknown_fields=True):
         return hashlib.blake2b(canonical, digest_size=8).hexdigest()
 
     @classmethod
+    def declared(cls, text: bytes | str) -> "Game":
+        """As a person wrote it: a field that we do not know is a mistake, and told."""
+        game = cls.from_json(text)
+        unknown = msgspec.json.decode(text, type=dict[str, msgspec.Raw]).keys() - set(cls.__struct_fields__)
+        if unknown:
+            name = min(unknown)
+            near = difflib.get_close_matches(name, cls.__struct_fields__, 1)
+            hint = f", did you mean {near[0]!r}?" if near else f": there are {', '.join(cls.__struct_fields__)}"
+            raise InputError(f"not a game declaration: unknown field `{name}`{hint}")
+        return game
+
+    @classmethod
     def from_json(cls, text: bytes | str) -> "Game":
+        """A game from its declaration, as another process wrote it: fields that we do not know are a newer version's,
+        and skipped. (Those of a space are not: its bytes cannot be read without them.)
+
+        :param text: JSON, as `to_json` writes it.
+        :raises InputError: it is no declaration.
+        """
         try:
             return msgspec.json.decode(text, type=cls)
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
             raise InputError(f"not a game declaration: {error}") from error
 
     def to_json(self) -> bytes:
+        """The declaration: what a .json file of a game holds."""
         return msgspec.json.format(msgspec.json.encode(self))
 
 

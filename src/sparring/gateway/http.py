@@ -17,11 +17,11 @@ from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
 from sparring.api import Problem, Rejected
-from sparring.errors import InputError, SparringError
+from sparring.errors import Busy, InputError, SparringError
 from sparring.experience.wire import TooLarge
-from sparring.gateway.metrics import Metrics
+from sparring.gateway.prometheus import Metrics
 from sparring.registry.registry import RegistryError
-from sparring.store.protocol import StoreAway, StoreBusy, StoreFull
+from sparring.store.protocol import StoreAway, StoreFull
 
 __all__ = [
     "JSON",
@@ -285,7 +285,7 @@ def _explain(error: Exception, path: str) -> Refusal:
             return Refusal(413, str(error))
         case InputError():
             return Refusal(422, str(error))
-        case StoreBusy():
+        case Busy():
             return Refusal(503, str(error), headers={"retry-after": "1"})
         case RegistryError():
             log.error("%s: %s", path, error)

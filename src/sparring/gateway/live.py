@@ -15,9 +15,9 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from sparring.api import CurvePoint, GameInfo, Snapshot, StreamStatus, TrainerStatus, VersionRow
-from sparring.gateway.games import Games
 from sparring.gateway.http import Refusal, answer, query_int
-from sparring.gateway.models import Models
+from sparring.gateway.routes.games import Games
+from sparring.gateway.routes.models import Models
 from sparring.registry.manifest import DEFAULT_MODEL, Manifest
 from sparring.store.protocol import Episode, Stats, Store
 

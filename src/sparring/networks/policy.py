@@ -5,7 +5,7 @@ Randomness comes in as an argument (`noise`), so every rendering can be compared
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, Literal
@@ -15,14 +15,11 @@ import numpy as np
 from sparring.errors import InputError
 from sparring.games import Box, Dict, Discrete, Game, MultiDiscrete, Space
 from sparring.games.spec import Array, column
+from sparring.networks.layers import Layer, flatten, own
 from sparring.networks.spec import (
-    NORM_EPSILON,
     Categorical,
-    Conv,
-    Dense,
     Gaussian,
     Head,
-    Layer,
     QValues,
     Scaling,
     Squashed,
@@ -56,9 +53,16 @@ ERFC = (
 
 @dataclass(frozen=True, eq=False)
 class Policy:
-    """`params` has the float32 arrays of `networks.spec.param_shapes` and, with a normaliser, `normaliser.mean` and
-    `normaliser.std` (shaped like the features). `exploration` is ε for Q-values, the noise's deviation (of actions
-    scaled to ±1) for deterministic ones, unused otherwise."""
+    """What acts: `load_policy` gives one.
+
+    :param game: The game that it plays.
+    :param layers: The network's layers.
+    :param head: What their output means: Q-values, logits, means …
+    :param params: The float32 arrays of `networks.spec.param_shapes` and, with a normaliser, `normaliser.mean` and
+        `normaliser.std` (shaped like the features).
+    :param exploration: ε for Q-values, the noise's deviation (of actions scaled to ±1) for deterministic ones, unused
+        otherwise.
+    """
 
     game: Game
     layers: tuple[Layer, ...]
@@ -93,26 +97,36 @@ class Policy:
 
     @property
     def noise_kind(self) -> Literal["uniform", "normal"]:
+        """The distribution of `noise`."""
         return "uniform" if isinstance(self.head, QValues | Categorical) else "normal"
 
     @property
     def noise_size(self) -> int:
+        """Numbers of `noise` for each observation."""
         return 2 if isinstance(self.head, QValues) else action_size(self.game.action)
 
     def noise(self, rng: np.random.Generator, batch: int) -> Array:
+        """Random numbers to explore with, for `act`.
+
+        :param rng: Where they come from.
+        :param batch: How many observations.
+        """
         shape = (batch, self.noise_size)
         if self.noise_kind == "uniform":
             return rng.random(shape, np.float32)
         return rng.standard_normal(shape, np.float32)
 
     def explore(self, exploration: float) -> "Policy":
+        """The same policy with another `exploration`."""
         return replace(self, exploration=exploration)
 
     def act(self, obs: Any, noise: Any = None) -> tuple[Array, Array | None]:
         """One observation → one action, a batch → a column of actions; with noise (exploring) their log-probabilities.
 
-        Observations are arrays or lists, those of a Dict space mappings; a batch of these is a mapping of columns or a
-        list of mappings. InputError says what does not fit. `noise` has a row for each observation (`Policy.noise`).
+        :param obs: Arrays or lists; of a Dict space mappings, and a batch of these is a mapping of columns or a list
+            of mappings.
+        :param noise: To explore with, a row for each observation (`Policy.noise`). None: greedily.
+        :raises InputError: it says what does not fit.
 
         For continuous actions that is the log-density of the action as a learner finds it in a fragment, scaled to ±1
         where it has bounds; on a bound to which a Gaussian is clipped it is the log-probability of the mass beyond.
@@ -131,19 +145,48 @@ class Policy:
             raise InputError(f"noise: expected numbers of shape {shape}, got {found.dtype} of shape {found.shape}")
         return found.reshape(shape)
 
+    def probabilities(self, obs: Any) -> Array | list[Array]:
+        """How likely each action is while exploring: of a softmax policy, or of ε-greedy Q-values (`exploration`).
+
+        :param obs: One observation or a batch, as for `act`.
+        :returns: (actions,) of one observation, (batch, actions) of a batch; a list of these, one for each part, where
+            the action is MultiDiscrete.
+        :raises InputError: actions are continuous: they have a density, which `act` tells of those that it draws.
+        """
+        if not isinstance(self.head, QValues | Categorical):
+            raise InputError(f"{self.game.name} has continuous actions: no single one has a probability")
+        batch, single = to_batch(self.game.observation, obs)
+        out = self.outputs(batch)
+        if isinstance(self.head, QValues):
+            found = np.full(out.shape, self.exploration / out.shape[-1], np.float32)
+            found[np.arange(len(out)), out.argmax(-1)] += np.float32(1 - self.exploration)
+            return found[0] if single else found
+        if not isinstance(self.game.action, MultiDiscrete):
+            return _softmax(out)[0] if single else _softmax(out)
+        parts = [_softmax(part) for part in np.split(out, np.cumsum(self.game.action.nvec)[:-1], -1)]
+        return [part[0] for part in parts] if single else parts
+
+    def values(self, obs: Any) -> Array:
+        """The Q-value of each action: the return that the policy expects after it.
+
+        :param obs: One observation or a batch, as for `act`.
+        :returns: (actions,) of one observation, (batch, actions) of a batch.
+        :raises InputError: the policy has none: of actor-critic algorithms it is the actor alone.
+        """
+        if not isinstance(self.head, QValues):
+            raise InputError("this policy has no values: algorithms with Q-values have them, here is an actor alone")
+        batch, single = to_batch(self.game.observation, obs)
+        out = self.outputs(batch)
+        return out[0] if single else out
+
     def outputs(self, obs: Array) -> Array:
         """The head's numbers for a column of observations: Q-values, logits, means …"""
         p = self.params
         x = features(self.game.observation, obs)
         if "normaliser.mean" in p:
             x = _clip((x - p["normaliser.mean"]) / p["normaliser.std"], -CLIP, CLIP)
-        for w, b, stride, activation, norm in self._torso:
-            z = _flat(x) @ w if stride is None else _convolve(x, w, stride)
-            z += b
-            if norm:
-                z = (z - z.mean(-1, keepdims=True)) / np.sqrt(z.var(-1, keepdims=True) + np.float32(NORM_EPSILON))
-            x = activation(z)
-        x = _flat(x)
+        for apply in self._torso:
+            x = apply(x)
         out = x @ p["head.w"] + p["head.b"]
         if isinstance(self.head, QValues) and self.head.duelling:
             out = out - out.mean(-1, keepdims=True) + x @ p["head.value.w"] + p["head.value.b"]
@@ -232,19 +275,17 @@ class Policy:
         return log_prob.sum(-1).astype("<f4", copy=False)
 
     @cached_property
-    def _torso(self) -> list[tuple[Array, Array, int | None, Any, bool]]:
-        """Weights, bias, stride of a convolution, activation and `norm` of every layer: looked up once, not every
-        step."""
-        return [
-            (
-                self.params[f"torso.{i}.w"],
-                self.params[f"torso.{i}.b"],
-                layer.stride if isinstance(layer, Conv) else None,
-                ACTIVATIONS[layer.activation],
-                isinstance(layer, Dense) and layer.norm,
-            )
-            for i, layer in enumerate(self.layers)
-        ]
+    def _torso(self) -> list[Callable[[Array], Array]]:
+        """What turns features into the vector that the head sees, step by step: looked up once, not at every act."""
+        steps: list[Callable[[Array], Array]] = []
+        shape = feature_shape(self.game.observation)
+        for i, layer in enumerate(self.layers):
+            if layer.takes_vector and len(shape) != 1:
+                steps.append(flatten)
+                shape = (math.prod(shape),)
+            steps.append(layer.bind_numpy(own(self.params, f"torso.{i}.")))
+            shape = layer.output(shape)
+        return steps if len(shape) == 1 else [*steps, flatten]
 
     @cached_property
     def scaling(self) -> Scaling:
@@ -262,6 +303,11 @@ def _log_softmax(logits: Array, pick: Array) -> Array:
     z = logits - np.maximum.reduce(logits, -1)[:, None]
     log_prob = z[np.arange(len(z)), pick] - np.log(np.add.reduce(np.exp(z), -1))
     return log_prob.astype("<f4", copy=False)
+
+
+def _softmax(logits: Array) -> Array:
+    z = np.exp(logits - logits.max(-1, keepdims=True))
+    return z / z.sum(-1, keepdims=True)
 
 
 def _clip(x: Array, low: Any, high: Any) -> Array:
@@ -357,28 +403,10 @@ def features(space: Space, obs: Array) -> Array:
             np.float32
         )
     if isinstance(space, Dict):
-        flat = [_flat(features(space.fields[name], obs[name])) for name in sorted(space.fields)]
+        flat = [flatten(features(space.fields[name], obs[name])) for name in sorted(space.fields)]
         return np.concatenate(flat, -1)
     if space.is_image:
         h, w, c = image_layout(space)
         pixels = np.ascontiguousarray(obs.transpose(0, h + 1, w + 1, c + 1))  # a view is slow to convolve
         return pixels * np.float32(1 / 255)
-    return _flat(obs.astype(np.float32, copy=False))
-
-
-def _flat(x: Array) -> Array:
-    """Rows of numbers; written so that an empty batch has a shape too."""
-    return x if x.ndim == 2 else x.reshape(len(x), math.prod(x.shape[1:]))
-
-
-def _convolve(x: Array, w: Array, stride: int) -> Array:
-    windows = np.lib.stride_tricks.sliding_window_view(x, w.shape[:2], (1, 2))[:, ::stride, ::stride]
-    return np.tensordot(windows, w, ((4, 5, 3), (0, 1, 2)))
-
-
-ACTIVATIONS: dict[str, Any] = {
-    "relu": lambda x: np.maximum(x, 0),
-    "tanh": np.tanh,
-    "silu": lambda x: x * (0.5 + 0.5 * np.tanh(0.5 * x)),  # x·sigmoid(x) without overflow
-    "linear": lambda x: x,
-}
+    return flatten(obs.astype(np.float32, copy=False))

@@ -12,12 +12,10 @@ can take the newest version back but not leave it torn, and its number is not gi
 all the same, the manifest's hashes tell, and `latest` is the newest version that is whole.
 """
 
-import fcntl
 import hashlib
 import itertools
 import logging
 import math
-import os
 import re
 import time
 from collections.abc import Iterator, Mapping
@@ -30,13 +28,15 @@ import obstore
 from obstore.exceptions import AlreadyExistsError, BaseError, PreconditionError
 from obstore.store import LocalStore, from_url
 
+from sparring import files as disk
+from sparring.aws.s3 import Bucket
+from sparring.client import onnx_check
 from sparring.errors import InputError, SparringError
 from sparring.export import onnx, weights
 from sparring.games.spec import NAME
 from sparring.networks.policy import Policy
 from sparring.registry.card import card
 from sparring.registry.manifest import DEFAULT_MODEL, DataSpan, FileInfo, Manifest, Pointer
-from sparring.registry.s3 import Bucket
 
 __all__ = ["NotPublished", "Registry", "RegistryError"]
 
@@ -59,8 +59,14 @@ class RegistryError(SparringError):
 
 
 class Registry:
-    """Safe to share between threads, and its location between processes and machines. (Not across a fork: obstore has
-    threads of its own.)"""
+    """Published versions of models, each with its policy as ONNX and safetensors, a card and a manifest.
+
+    Safe to share between threads, and its location between processes and machines. (Not across a fork: obstore has
+    threads of its own.)
+
+    :param location: A directory, or a bucket's URL such as s3://BUCKET/PREFIX?region=…
+    :raises InputError: there can be no registry at that location.
+    """
 
     def __init__(self, location: str | Path) -> None:
         url = str(location)
@@ -78,6 +84,9 @@ class Registry:
         except (BaseError, ValueError, OSError) as error:
             raise InputError(f"no registry can be at {url}: {_line(error)}") from error
         self._latest: dict[tuple[str, str], tuple[bytes | None, Manifest | None]] = {}
+
+    def __str__(self) -> str:
+        return str(self._root or self._bucket or self._store)
 
     def check(self) -> None:
         """Before work that would end here: InputError when the address, the credentials or the rights are wrong,
@@ -102,10 +111,24 @@ class Registry:
         data: DataSpan = DataSpan(),
         created: float | None = None,
     ) -> Manifest:
+        """Publishes a policy as the next version of a model.
+
+        :param policy: What plays.
+        :param model: The model's name.
+        :param algorithm: What trained it, for the manifest and the card.
+        :param metrics: Numbers that tell how good it is.
+        :param config: Hyperparameters.
+        :param parent: The version that it was trained on from.
+        :param data: The experience that it was trained on.
+        :param created: When, in seconds since 1970. None: now.
+        :returns: The manifest, with the version's number.
+        :raises SparringError: the policy has NaN or infinite parameters.
+        """
         folder = _folder(policy.game.name, model)
         if (why := policy.problem()) is not None:
             raise SparringError(f"not published: {why}. Learning diverged: lower its rate, or go back to a checkpoint")
         files = {"policy.onnx": onnx.render(policy), "policy.safetensors": weights.save(policy)}
+        _check_playable(policy, files["policy.onnx"])
         manifest = Manifest(
             game=policy.game,
             model=model,
@@ -134,7 +157,12 @@ class Registry:
         return manifest
 
     def latest(self, game: str, model: str = DEFAULT_MODEL) -> Manifest | None:
-        """The newest version that is whole. Cheap while `latest.json` says the same: one small read."""
+        """The newest version that is whole. Cheap while `latest.json` says the same: one small read.
+
+        :param game: The game's name.
+        :param model: The model's name.
+        :returns: Its manifest; None where nothing is published.
+        """
         folder = _folder(game, model)
         raw = self._get(f"{folder}/latest.json")
         known_raw, known = self._latest.get((game, model), (None, None))
@@ -154,23 +182,27 @@ class Registry:
         return manifest
 
     def manifest(self, game: str, model: str, version: int) -> Manifest:
+        """What is known of a version. NotPublished where there is none."""
         return self._manifest(game, model, version, None)
 
     def read(self, game: str, model: str, version: int, name: str) -> bytes:
         """One file of a version, as it was published."""
         return self._file(self.manifest(game, model, version), name)
 
-    def policy(self, game: str, model: str, version: int) -> Policy:
-        """To train on from, or to act with in NumPy."""
-        return weights.load(self.read(game, model, version, "policy.safetensors"))
+    def policy(self, game: str, model: str, version: int, *, trusted: bool = False) -> Policy:
+        """To train on from, or to act with in NumPy. `trusted`: see `weights.load`."""
+        return weights.load(self.read(game, model, version, "policy.safetensors"), trusted=trusted)
 
     def versions(self, game: str, model: str = DEFAULT_MODEL) -> list[int]:
+        """Published versions of a model, oldest first."""
         return sorted(version for _, _, version in self._published(_folder(game, model)))
 
     def models(self, game: str) -> list[str]:
+        """Models of a game that have a version."""
         return sorted({model for _, model, _ in self._published(_folder(game))})
 
     def games(self) -> list[str]:
+        """Games that have a version of a model."""
         return sorted({game for game, _, _ in self._published("games")})
 
     # Reading
@@ -319,12 +351,8 @@ class Registry:
         if self._root is None:
             yield
             return
-        descriptor = os.open(self._root / folder, os.O_RDONLY)
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX)
+        with disk.locked(self._root / folder, wait=True):
             yield
-        finally:
-            os.close(descriptor)
 
     def _sync(self, folder: str, *names: str) -> None:
         """Files, and the names that lead to them, onto the disk. A bucket's write is durable when it returns."""
@@ -332,12 +360,7 @@ class Registry:
             return
         place = self._root / folder
         ways = [place, *itertools.takewhile(lambda path: path != self._root, place.parents), self._root]
-        for path in [*(place / name for name in names), *ways]:
-            descriptor = os.open(path, os.O_RDONLY)
-            try:
-                os.fsync(descriptor)
-            finally:
-                os.close(descriptor)
+        disk.sync(*(place / name for name in names), *ways)
 
     @contextmanager
     def _explained(self, what: str) -> Iterator[None]:
@@ -347,8 +370,7 @@ class Registry:
         except (AlreadyExistsError, PreconditionError, FileNotFoundError):
             raise
         except (BaseError, OSError) as error:
-            where = self._root or self._bucket or self._store
-            raise RegistryError(f"cannot {what} the registry at {where}: {_line(error)}") from error
+            raise RegistryError(f"cannot {what} the registry at {self}: {_line(error)}") from error
 
 
 def _folder(game: str, model: str | None = None) -> str:
@@ -373,6 +395,18 @@ def _pointer(raw: bytes | None) -> Pointer | None:
         return msgspec.json.decode(raw, type=Pointer)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return None  # torn; `latest` finds its way without it and the next publisher writes it anew
+
+
+def _check_playable(policy: Policy, data: bytes) -> None:
+    """Before anything is written: clients refuse what layers from outside may put into a graph."""
+    try:
+        onnx_check.check(data)
+    except InputError as error:
+        kinds = ", ".join(dict.fromkeys(layer.kind for layer in policy.layers))
+        raise InputError(
+            f"not published, as no bot would load it: {error.__cause__ or error} (its layers: {kinds}). "
+            f"Bots know the operators {', '.join(onnx_check.OPERATORS)}"
+        ) from error
 
 
 def _check_round_trip(manifest: Manifest) -> None:

@@ -42,8 +42,12 @@ __all__ = [
 
 
 def open_store(address: str, *, readonly: bool = False) -> Store:
-    """The store at an address: cassandra://HOST[:PORT][,HOST…]/KEYSPACE[?…], a file, or a data directory with a
-    store.db. Addresses are plain text: send them to other processes, and open there."""
+    """The store at an address. Addresses are plain text: send them to other processes, and open there.
+
+    :param address: cassandra://HOST[:PORT][,HOST…]/KEYSPACE[?…], a file, or a data directory with a store.db.
+    :param readonly: Nothing is written, and a store that is not there is not made.
+    :raises InputError: there is no store at that address, or no such kind of store.
+    """
     if address.startswith("cassandra://"):
         from sparring.store.cassandra import CassandraStore
 

@@ -9,7 +9,7 @@ from typing import Protocol
 import msgspec
 import numpy as np
 
-from sparring.errors import InputError, SparringError
+from sparring.errors import Busy, InputError, SparringError
 from sparring.experience import Fragment
 from sparring.games import Game
 
@@ -35,7 +35,7 @@ class StoreFull(OSError):
     """No room left on the store's disk. Nothing of the append was kept; a later one may succeed."""
 
 
-class StoreBusy(SparringError):
+class StoreBusy(Busy):
     """More is waiting for the disk than the store holds in memory. Nothing of the submission was kept; try later."""
 
 
@@ -115,6 +115,8 @@ class Stats(msgspec.Struct, frozen=True):
 
 
 class Store(Protocol):
+    """Where recorded play is kept. `open_store` opens one by its address."""
+
     def register(self, game: Game) -> None:
         """Idempotent; InputError when the name is taken by a game with another schema, GameUnreadable when it is taken
         by one whose declaration cannot be read."""
@@ -187,14 +189,17 @@ class Store(Protocol):
         """A mark that changes whenever something of the game was erased or discarded; "" when nothing ever was. Who
         keeps play in memory drops it and reads it again when the mark is another one."""
 
-    def stats(self, game: str) -> Stats: ...
+    def stats(self, game: str) -> Stats:
+        """How much there is of a game."""
 
     def players(self, game: str, limit: int = 100) -> list[PlayerStats]:
         """The most recently seen first."""
 
-    def versions(self, game: str) -> list[VersionStats]: ...
+    def versions(self, game: str) -> list[VersionStats]:
+        """How much each version of a model played, and how much humans did."""
 
     def episodes(self, game: str, after: int = 0, limit: int = 1000) -> list[Episode]:
         """Finished, complete episodes whose last fragment to arrive was stored after the cursor, oldest first."""
 
-    def close(self) -> None: ...
+    def close(self) -> None:
+        """Ends what waits to be written, then lets go of the store."""

@@ -32,13 +32,13 @@ from pyspark.sql.datasource import InputPartition
 from pyspark.sql.streaming.query import StreamingQuery
 from pyspark.sql.types import StructType
 
-from sparring import aws_sdk
 from sparring.api import StreamStatus
-from sparring.client.spool import write_whole
+from sparring.aws import sdk
+from sparring.aws.kinesis import Kinesis
 from sparring.errors import InputError, SparringError
+from sparring.files import write_whole
 from sparring.store import open_store
 from sparring.store.protocol import Store
-from sparring.stream.kinesis import Kinesis
 from sparring.stream.sink import Result, Sink
 from sparring.stream.source import KinesisReader, KinesisSource, Positions, Reached
 
@@ -127,7 +127,7 @@ def _opened(address: str) -> Store:
 @dataclass
 class _Job:
     options: Options
-    told: Callable[[Batch], None]
+    on_batch: Callable[[Batch], None]
     store: Store
     stream: Kinesis
     source: str  # the stream, as the store's quarantine knows it
@@ -178,7 +178,7 @@ class _Job:
         self.say(
             batches=self.status.batches + 1, **totals, lag=done.lag, steps_per_s=round(done.steps / max(seconds, 1e-3))
         )
-        self.told(done)
+        self.on_batch(done)
 
     def rest(self, lag: float) -> None:
         self.lag, self.rested = lag, time.monotonic()
@@ -202,14 +202,14 @@ class _Job:
         if not alarm or behind <= ALARM * retention:
             return
         self.quiet = time.monotonic() + AGAIN
-        told = (
+        message = (
             f"the job is {_hours(behind)} behind the stream {self.status.stream}, which keeps records for"
             f" {_hours(retention)}: `sparring stream status ADDRESS --retention HOURS` lets it keep them longer."
         )
         if gone:
-            log.error("%s What arrived in the first %s of that is lost, if anything did", told, _hours(gone))
+            log.error("%s What arrived in the first %s of that is lost, if anything did", message, _hours(gone))
         else:
-            log.warning("%s What is older is lost: mend what holds the job up, or give it more cores", told)
+            log.warning("%s What is older is lost: mend what holds the job up, or give it more cores", message)
 
     def ask_retention(self) -> float:
         try:
@@ -221,12 +221,14 @@ class _Job:
     def say(self, **news: Any) -> None:
         with self.saying:
             self.status = msgspec.structs.replace(self.status, **news, updated=time.time())
-            write_whole(self.options.directory / "status.json", msgspec.json.encode(self.status))
+            write_whole(
+                self.options.directory / "status.json", msgspec.json.encode(self.status), parents=True, shared=True
+            )
 
 
-def run(options: Options, told: Callable[[Batch], None] = lambda batch: None) -> None:
+def run(options: Options, on_batch: Callable[[Batch], None] = lambda batch: None) -> None:
     """Until SIGINT or SIGTERM, which let the batch end that is going on; or until it has caught up."""
-    stream = Kinesis(options.stream, credentials=aws_sdk.credentials)
+    stream = Kinesis(options.stream, credentials=sdk.credentials)
     summary = stream.summary()  # a wrong address or missing credentials are told before Spark starts
     _require_master(options.master)
     store = open_store(options.store)
@@ -239,7 +241,7 @@ def run(options: Options, told: Callable[[Batch], None] = lambda batch: None) ->
         missing=0.0 if before is None else before.missing,
     )
     positions = Positions(options.directory / "positions.json")
-    job = _Job(options, told, store, stream, f"{stream.endpoint}/{stream.stream}", positions, status)
+    job = _Job(options, on_batch, store, stream, f"{stream.endpoint}/{stream.stream}", positions, status)
     job.lag = 0.0 if before is None else max(0.0, time.time() - before.updated) + before.lag
     with contextlib.closing(store), _signals(job.stopping):
         job.beat()
@@ -364,8 +366,8 @@ def _session(options: Options) -> SparkSession:
 def _cause(error: PySparkException) -> str:
     """The last line of the worker's traceback, if there is one: Spark wraps it in hundreds."""
     lines = [line.strip().removeprefix("Caused by: ") for line in str(error).splitlines() if line.strip()]
-    told = [line for line in lines if re.match(r"[\w.]+(Error|Exception|Busy|Full): ", line)]
-    return (told[-1:] or lines[:1] or [type(error).__name__])[0][:MAX_TEXT]
+    errors = [line for line in lines if re.match(r"[\w.]+(Error|Exception|Busy|Full): ", line)]
+    return (errors[-1:] or lines[:1] or [type(error).__name__])[0][:MAX_TEXT]
 
 
 @contextlib.contextmanager
@@ -394,7 +396,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     given = vars(parser.parse_args(arguments))
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     try:
-        run(Options(**given), told=lambda batch: print(msgspec.json.encode(batch).decode(), flush=True))
+        run(Options(**given), on_batch=lambda batch: print(msgspec.json.encode(batch).decode(), flush=True))
     except SparringError as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(2 if isinstance(error, InputError) else 1)

@@ -9,7 +9,6 @@ a split or a merge begin when all of their parents is in the store.
 
 import functools
 import logging
-import os
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -20,8 +19,9 @@ from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPart
 from pyspark.sql.streaming.datasource import ReadLimit
 from pyspark.sql.types import StructType
 
-from sparring import aws_sdk
-from sparring.stream.kinesis import IteratorExpired, Kinesis, Page, PositionUnknown, Record
+from sparring.aws import sdk
+from sparring.aws.kinesis import IteratorExpired, Kinesis, Page, PositionUnknown, Record
+from sparring.files import write_whole
 
 __all__ = ["KinesisReader", "KinesisSource", "Mark", "Positions", "Reached"]
 
@@ -62,12 +62,7 @@ class Positions:
         self.path = path
 
     def write(self, reached: Reached) -> None:
-        part = self.path.with_suffix(".part")
-        with part.open("wb") as file:
-            file.write(msgspec.json.encode(reached))
-            file.flush()
-            os.fsync(file.fileno())
-        part.replace(self.path)
+        write_whole(self.path, msgspec.json.encode(reached), sync=True)
 
     def read(self, batch: int) -> dict[str, str]:
         """Empty: the end of this batch is not known."""
@@ -193,8 +188,8 @@ class _Reading:
 
 def _lag(page: Page) -> float:
     """By the stream's own clock where it tells, else by ours: a figure to look at, nothing depends on it."""
-    told = page.millis_behind_latest / 1000
-    return max(told, time.time() - page.records[-1].approximate_arrival_timestamp) if page.records else told
+    behind = page.millis_behind_latest / 1000
+    return max(behind, time.time() - page.records[-1].approximate_arrival_timestamp) if page.records else behind
 
 
 def _iterator(stream: Kinesis, shard: str, at: str) -> str:
@@ -225,4 +220,4 @@ def _rows(records: list[Record]) -> pa.RecordBatch:
 @functools.lru_cache(maxsize=4)
 def _stream(address: str) -> Kinesis:
     """A process reads again and again: connections are kept."""
-    return Kinesis(address, credentials=aws_sdk.credentials)
+    return Kinesis(address, credentials=sdk.credentials)

@@ -8,7 +8,7 @@ import numpy as np
 from sparring.errors import InputError
 from sparring.games.vector import Separate
 from sparring.networks.policy import Policy
-from sparring.training.metrics import INFOS, Episode, Row, info_means
+from sparring.runs.metrics import INFOS, Episode, Row, info_means
 
 __all__ = ["LONGEST", "play", "summary"]
 

@@ -5,13 +5,12 @@ from typing import Any
 
 from sparring.errors import SparringError
 from sparring.experience import Fragment, wire
+from sparring.experiment import Resources
+from sparring.launch.ray_cluster import cause, ray
+from sparring.rollout.ray_pool import require
 from sparring.store import open_store
-from sparring.training import cluster
-from sparring.training.experiment import Resources
 
 __all__ = ["load"]
-
-ray: Any = cluster.ray
 
 
 class Loader:
@@ -28,7 +27,7 @@ class Loader:
 def load(address: str, game: str, loaders: int, resources: Resources) -> Iterator[list[Fragment]]:
     """All of a game's fragments, a piece of each loader in turn: always in the same order. Each has read its next
     piece when it is asked for it, and no more than that."""
-    cluster.require(resources, loaders)
+    require(resources, loaders)
     options = {"num_cpus": resources.actor_cpus, "num_gpus": resources.actor_gpus}
     actors = [ray.remote(Loader).options(**options).remote(address, game, i, loaders) for i in range(loaders)]
     asked: dict[Any, Any] = {actor: actor.next.remote() for actor in actors}
@@ -38,9 +37,7 @@ def load(address: str, game: str, loaders: int, resources: Resources) -> Iterato
                 try:
                     fragments = wire.decode(ray.get(piece))
                 except ray.exceptions.RayError as error:
-                    raise SparringError(
-                        f"a loader of {address.rpartition('@')[2]} failed: {cluster.cause(error)}"
-                    ) from error
+                    raise SparringError(f"a loader of {address.rpartition('@')[2]} failed: {cause(error)}") from error
                 if fragments:
                     asked[actor] = actor.next.remote()
                     yield fragments

@@ -6,42 +6,36 @@ import math
 import signal
 import threading
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 import numpy as np
 
-from sparring import algorithms
-from sparring.algorithms.protocol import Algorithm
+from sparring.callbacks import Callback, CallbackError, Progress, Registered
 from sparring.errors import GameError, InputError, SparringError, Unrenderable
+from sparring.experiment import Experiment, override, read, write
 from sparring.export import onnx, weights
+from sparring.files import write_whole
 from sparring.games import Game, catalog
 from sparring.games.spec import Array
-from sparring.networks import defaults
 from sparring.networks.policy import Policy
-from sparring.networks.spec import Conv, Dense, Layer
-from sparring.training import checkpoint, video
+from sparring.runs import checkpoint, sinks, video
+from sparring.runs.live_view import Silent, View
+from sparring.runs.metrics import Row
+from sparring.runs.run import BEST, NO_POLICY, Best, Run, is_run, new_directory
+from sparring.training.choose import trainee_class
 from sparring.training.evaluate import LONGEST, play, summary
-from sparring.training.experiment import Experiment, check_keys, explain, override, read, write
-from sparring.training.metrics import MetricsFiles, Row
-from sparring.training.offline import Offline
-from sparring.training.run import BEST, NO_POLICY, Best, Run, is_run, new_directory
-from sparring.training.trainee import OffPolicy, OnPolicy, Trainee
-from sparring.training.view import Silent, View
-from sparring.training.xla import use_compilation_cache, use_precision, use_threads
-
-if TYPE_CHECKING:
-    from sparring.training.rllib.trainee import Bridge
+from sparring.training.protocol import Trainee
 
 __all__ = ["INTERRUPTED", "Interrupted", "Loop", "begin", "reopen", "resume", "train"]
 
 log = logging.getLogger("sparring.training")
 INTERRUPTED = 75  # exit code after SIGTERM or Ctrl-C: a checkpoint was written, --resume goes on (EX_TEMPFAIL)
-CHANGEABLE = ("stop", "evaluation", "checkpoint", "runner", "resources")  # of an experiment that has begun
-OFFLINE = ("bc", "cql", "iql")  # they learn from others' play and have no way to explore
+# of an experiment that has begun
+CHANGEABLE = ("stop", "evaluation", "checkpoint", "runner", "resources", "callbacks", "metrics")
 ENDLESS = 4.0  # see `Loop._endless`
 SHORTEST = 100  # steps that an evaluation's episode has in any case
 RECENT = 20  # episodes that must have ended before their mean return can stop a run without evaluation
@@ -51,17 +45,50 @@ class Interrupted(SparringError):
     """The run was asked to end early. Its checkpoint is written."""
 
 
-def train(experiment: Experiment, view: View | None = None) -> Run:
-    """A new run, until one of its stop conditions holds."""
-    return begin(experiment, view).run()
+def train(
+    experiment: Experiment | Mapping[str, Any] | str | Path,
+    view: View | None = None,
+    callbacks: Iterable[Callback] = (),
+) -> Run:
+    """Trains a new run, until one of its stop conditions holds.
+
+    :param experiment: What to train: an Experiment, the same as plain data, or the path of an experiment's file.
+    :param view: What shows it while it runs. None: nothing; the run's directory has it all.
+    :param callbacks: Code of one's own between iterations, in addition to the experiment's.
+    :returns: The run, with its metrics, checkpoints and policies.
+    :raises InputError: the experiment is wrong; nothing was written.
+    :raises Interrupted: SIGTERM or Ctrl-C; a checkpoint is written, `resume` goes on.
+    :raises CallbackError: a callback failed; a checkpoint is written.
+    """
+    if isinstance(experiment, str | Path):
+        experiment = read(Path(experiment))
+    elif not isinstance(experiment, Experiment):
+        experiment = Experiment.parse(dict(experiment))
+    return begin(experiment, view, callbacks).run()
 
 
-def resume(path: Path, changes: Iterable[str] = (), view: View | None = None) -> Run:
-    """Goes on from the newest checkpoint; without one, from the beginning. `changes` are written as for --set."""
-    return reopen(path, changes, view, same=True).run()
+def resume(
+    run: Run | str | Path,
+    changes: Iterable[str] = (),
+    view: View | None = None,
+    callbacks: Iterable[Callback] = (),
+) -> Run:
+    """Trains a run on from its newest checkpoint; without one, from the beginning.
+
+    :param run: The run, or its directory.
+    :param changes: Changes of its experiment, written as for `--set`, such as `stop.steps=100_000`.
+    :param view: As for `train`.
+    :param callbacks: As for `train`: they are not saved with the run, the experiment's are.
+    :returns: The run.
+    :raises InputError: there is no run, it is being trained, or a change is not possible now.
+    :raises Interrupted: As for `train`.
+    :raises CallbackError: As for `train`.
+    """
+    path = run.path if isinstance(run, Run) else Path(run)
+    return reopen(path, changes, view, same=True, callbacks=callbacks).run()
 
 
-def begin(experiment: Experiment, view: View | None = None) -> "Loop":
+def begin(experiment: Experiment, view: View | None = None, callbacks: Iterable[Callback] = ()) -> "Loop":
     """A new run that has not played yet."""
     experiment = Experiment.parse(experiment.to_builtins())  # Python checks no types
     game = catalog.load(experiment.game)
@@ -71,6 +98,9 @@ def begin(experiment: Experiment, view: View | None = None) -> "Loop":
     path = new_directory(experiment, game.name)
     experiment = msgspec.structs.replace(experiment, out=str(path))
     try:
+        registered = Registered(callbacks, experiment, path)
+        for name in experiment.metrics:
+            sinks.find(name)
         trainee = create_trainee(experiment, game, path / "workers")
         trainee.prepare()  # before anything is written: it may refuse
     except BaseException:
@@ -83,10 +113,16 @@ def begin(experiment: Experiment, view: View | None = None) -> "Loop":
     except FileExistsError as error:
         raise InputError(f"another training began in {path} meanwhile: choose another directory (out)") from error
     write(path / "experiment.yaml", experiment)
-    return Loop(Run(path), experiment, trainee, view or Silent())
+    return Loop(Run(path), experiment, trainee, view or Silent(), registered)
 
 
-def reopen(path: Path, changes: Iterable[str] = (), view: View | None = None, same: bool = False) -> "Loop":
+def reopen(
+    path: Path,
+    changes: Iterable[str] = (),
+    view: View | None = None,
+    same: bool = False,
+    callbacks: Iterable[Callback] = (),
+) -> "Loop":
     """A run as its newest checkpoint left it; `same`: only if its experiment is still what it was."""
     if not is_run(path):
         raise InputError(f"{path} has no run to resume: there is no experiment.yaml")
@@ -99,8 +135,9 @@ def reopen(path: Path, changes: Iterable[str] = (), view: View | None = None, sa
     if changes:
         experiment = Experiment.parse(override(experiment.to_builtins(), changes))
     game = catalog.load(experiment.game)
+    registered = Registered(callbacks, experiment, path)
     trainee = create_trainee(experiment, game, path / "workers")
-    loop = Loop(run, experiment, trainee, view or Silent())
+    loop = Loop(run, experiment, trainee, view or Silent(), registered)
     try:
         if saved := run.checkpoints():
             loop.restore(saved[-1], same)
@@ -114,45 +151,10 @@ def reopen(path: Path, changes: Iterable[str] = (), view: View | None = None, sa
     return loop
 
 
-def create_algorithm(experiment: Experiment, game: Game) -> Algorithm:
-    if experiment.is_rllib:
-        raise InputError(f"{experiment.name} is trained by RLlib: this is for Sparring's own algorithms")
-    hyperparameters(experiment)
-    return algorithms.create(experiment.name, game, experiment.hyperparameters)
-
-
 def resolve(experiment: Experiment, game: Game) -> Experiment:
     """With all hyperparameters, those it leaves out too: they follow from the game."""
-    algorithm = {"name": experiment.name, **msgspec.to_builtins(hyperparameters(experiment, game))}
+    algorithm = {"name": experiment.name, **trainee_class(experiment).hyperparameters(experiment, game)}
     return msgspec.structs.replace(experiment, algorithm=algorithm)
-
-
-def hyperparameters(experiment: Experiment, game: Game | None = None) -> msgspec.Struct | dict[str, Any]:
-    """All of the algorithm's, checked, with those that the experiment leaves out; without a game as for vectors.
-    RLlib's are checked by its bridge."""
-    if experiment.is_rllib:
-        return experiment.hyperparameters
-    config = algorithms.config_of(experiment.name)
-    check_keys(experiment.hyperparameters, config, "algorithm.")
-    for key in ("layers", "critic_layers"):
-        layers = experiment.hyperparameters.get(key)
-        for i, layer in enumerate(layers if isinstance(layers, list) else ()):
-            check_layer(layer, f"algorithm.{key}[{i}]")
-    given = experiment.hyperparameters
-    if game is not None:
-        given = algorithms.defaults(experiment.name, game, given) | given
-    try:
-        complete: msgspec.Struct = msgspec.convert(given, config)
-        return complete
-    except msgspec.ValidationError as error:
-        raise InputError(f"algorithm.{explain(error)}") from error
-
-
-def check_layer(layer: Any, path: str) -> None:
-    kinds: dict[Any, type[msgspec.Struct]] = {"dense": Dense, "conv": Conv}
-    if not isinstance(layer, dict) or layer.get("layer") not in kinds:
-        raise InputError(f"{path} is {layer!r}: say which `layer` it is, {' or '.join(kinds)}")
-    check_keys({key: value for key, value in layer.items() if key != "layer"}, kinds[layer["layer"]], f"{path}.")
 
 
 def create_trainee(experiment: Experiment, game: Game, logs: Path) -> Trainee:
@@ -160,46 +162,23 @@ def create_trainee(experiment: Experiment, game: Game, logs: Path) -> Trainee:
         raise InputError(f"{game.name} is a declared game: it cannot be simulated, so not evaluated (evaluation.every)")
     if experiment.checkpoint.video:
         video.require(game)
-    if experiment.is_rllib:
-        return load_bridge()(experiment, game)
-    return trainee_of(experiment, create_algorithm(experiment, game), logs)
-
-
-def trainee_of(experiment: Experiment, algorithm: Algorithm, logs: Path) -> Trainee:
-    """Any algorithm, ours or not, behind the loop's seam."""
-    game = algorithm.game
-    use_compilation_cache()
-    use_precision(experiment.precision)
-    use_threads(algorithm, experiment.rollout.workers if experiment.runner == "local" else 0)
-    if experiment.source == "store":
-        return Offline(experiment, algorithm, logs)
-    if game.env is None:
-        raise InputError(f"{game.name} is a declared game and cannot be simulated: learn it with `source: store`")
-    if experiment.name in OFFLINE:
-        raise InputError(f"{algorithm.name} learns from recorded play: use `source: store` and say which `store`")
-    return (OnPolicy if algorithm.on_policy else OffPolicy)(experiment, algorithm, logs)
-
-
-def load_bridge() -> "type[Bridge]":
-    try:
-        from sparring.training.rllib.trainee import Bridge
-    except ImportError as error:
-        raise InputError(f"rllib/… needs RLlib ({error}): pip install 'sparring[rllib]'") from error
-    return Bridge
+    return trainee_class(experiment)(experiment, game, logs)
 
 
 class Loop:
     """One process's part of a run: from where it stands to where it stops. `run` does it all; whoever wants to decide
     between iterations calls `open`, `step`, `save` and `close`. From here to `close` the run's directory is ours."""
 
-    def __init__(self, run: Run, experiment: Experiment, trainee: Trainee, view: View) -> None:
+    def __init__(self, run: Run, experiment: Experiment, trainee: Trainee, view: View, callbacks: Registered) -> None:
         self.held = ExitStack()
         self.held.enter_context(run.alone())
+        self.callbacks, self.row = callbacks, Row()  # the row is the newest
         self.directory, self.experiment, self.trainee, self.view = run, experiment, trainee, view
         self.iteration, self.before = 0, 0.0  # iterations and seconds of this run so far, across resumes
         self.evaluation: float | None = None
         self.best: Best | None = None
         self.warned = False  # that evaluations are cut
+        self.opened = False  # there is something to save
         self.states: list[Any] | None = None
         self.saved = self.exported = -1  # iterations of the newest checkpoint and of the policy's files
 
@@ -238,11 +217,15 @@ class Loop:
         try:
             with asked_to_stop() as asked:
                 self.open()
-                if self.done():
+                if self.reached():
                     log.warning("%s is at its stop condition: raise it with --set stop.…", self.directory.path)
                 while not self.done() and not asked.is_set():
                     self.step()
                 self.save()
+        except (CallbackError, sinks.SinkError):
+            if self.opened:
+                self.save()
+            raise
         finally:
             self.close()
         if asked.is_set() and not self.done():
@@ -252,15 +235,30 @@ class Loop:
 
     def open(self) -> None:
         self.since = time.monotonic()
-        files = MetricsFiles(self.directory.path, self.iteration, self.experiment.axis)
-        self.files = self.held.enter_context(closing(files))
+        opened = sinks.Sinks(self.directory.path, self.experiment, self.iteration)
+        self.sinks = self.held.enter_context(closing(opened))
         self.held.enter_context(self.view.show(self.experiment, self.directory))
-        if (layers := self.experiment.algorithm.get("layers")) is not None and not self.experiment.is_rllib:
-            network = defaults.describe(msgspec.convert(layers, tuple[Layer, ...]))
-            self.view.say(f"network for {defaults.kind_of(self.trainee.game.observation)}: {network}")
+        if (network := self.trainee.network()) is not None:
+            self.view.say(f"network for {network}")
         self.held.callback(self.trainee.close)
         with self.game_log():
             self.trainee.open(self.states)
+        self.opened = True
+        self.held.callback(self.callbacks.end, self.progress)  # before the rest is closed
+        self.callbacks.start(self.progress())
+
+    def progress(self) -> Progress:
+        run, trainee, newest = self.directory, self.trainee, self.directory.checkpoints()[-1:]
+        return Progress(
+            run=run,
+            experiment=self.experiment,
+            iteration=self.iteration,
+            steps=trainee.steps,
+            updates=trainee.updates,
+            seconds=self.seconds,
+            row=self.row,
+            checkpoint=newest[0] if newest else None,
+        )
 
     @contextmanager
     def game_log(self) -> Iterator[None]:
@@ -277,9 +275,12 @@ class Loop:
     def step(self) -> Row:
         """An iteration: its row is written and shown, and a checkpoint where one is due."""
         with self.game_log():
-            row = self.iterate()
-        self.files.add(row)
+            row = self.row = self.iterate()
+        self.sinks.write(row)
         self.view.row(row)
+        if "time/evaluate_s" in row:
+            self.callbacks.call("on_evaluation", self.progress())
+        self.callbacks.call("on_iteration", self.progress())
         if self.due(self.experiment.checkpoint.every):
             self.save()
         return row
@@ -343,6 +344,10 @@ class Loop:
         return every > 0 and self.iteration % every == 0
 
     def done(self) -> bool:
+        return self.callbacks.stopping or self.reached()
+
+    def reached(self) -> bool:
+        """Whether one of the stop conditions holds."""
         stop, trainee = self.experiment.stop, self.trainee
         reached = self.evaluation
         if not self.experiment.evaluation.every:
@@ -368,6 +373,7 @@ class Loop:
         if policy is not None:
             self._export(policy)
         self.exported = self.iteration
+        self.callbacks.call("on_checkpoint", self.progress())
 
     def _policy(self) -> Policy | None:
         """None where it cannot be exported. One that diverged is refused, before it takes a sound one's place."""
@@ -408,9 +414,7 @@ class Loop:
 
     def _write(self, name: str, data: bytes) -> None:
         """Whole or not at all."""
-        new = self.directory.path / f"{name}.new"
-        new.write_bytes(data)
-        new.replace(self.directory.path / name)
+        write_whole(self.directory.path / name, data)
 
 
 def packed(policy: Policy) -> Array:

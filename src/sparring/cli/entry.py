@@ -1,0 +1,114 @@
+"""The command line's entry: puts the groups of commands together, and turns errors into exit codes. Heavy parts load
+inside the commands that need them."""
+
+import sys
+from typing import Annotated
+
+from sparring.errors import InputError, SparringError
+
+try:
+    import typer
+    from rich.console import Console
+except ImportError:
+    sys.exit("The command line needs typer and rich: pip install 'sparring[play]' (or 'sparring[platform]')")
+
+from sparring import __version__
+from sparring.cli import benchmarks, cluster, inspecting, serving, stores, streams, sweep, training
+from sparring.cli import registry as registries
+from sparring.cli.options import examples
+
+__all__ = ["app", "main"]
+
+app = typer.Typer(
+    name="sparring",
+    help="Train game bots from play: record, store, train, publish, play.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="markdown",  # rich's own would read GAME[/MODEL] as a tag
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+def _version(value: bool) -> None:
+    if value:
+        print(f"sparring {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _root(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version.")
+    ] = False,
+) -> None:
+    """Train game bots from play."""
+
+
+app.add_typer(serving.app)
+app.add_typer(inspecting.app)
+# Commands about runs of the training core.
+app.command(
+    epilog=examples(
+        "sparring train CartPole-v1 --algorithm ppo",
+        "sparring train experiments/pendulum-sac.yaml --set algorithm.lr=1e-3 --set seed=2 --out runs/second",
+        "sparring train runs/second --resume --set stop.steps=100_000",
+    )
+)(training.train)
+app.command(
+    epilog=examples("sparring sweep experiments/sweep-cartpole-ppo.yaml", "sparring sweep runs/my-sweep --resume")
+)(sweep.sweep)
+RUN = "runs/CartPole-v1-ppo-1"
+app.command("eval", epilog=examples(f"sparring eval {RUN} --episodes 50", "sparring eval CartPole-v1/bot/3"))(
+    training.evaluate
+)
+app.command(epilog=examples(f"sparring record {RUN}", f"sparring record {RUN} out.mp4 --episodes 3"))(training.record)
+app.command(epilog=examples(f"sparring plot {RUN} runs/CartPole-v1-ppo-2 --out figure.png"))(training.plot)
+app.command(epilog=examples(f"sparring publish {RUN}", f"sparring publish {RUN} --model careful"))(training.publish)
+app.command(epilog=examples(f"sparring export {RUN}@best", f"sparring export {RUN} --to my_formats:Json --out out"))(
+    training.export
+)
+app.command(epilog=examples("sparring runs", "sparring runs experiments/of-monday"))(training.runs)
+app.add_typer(
+    registries.app,
+    name="registry",
+    epilog=examples("sparring registry init 's3://my-bucket/bots?region=eu-west-1' --public"),
+)
+app.command(
+    epilog=examples(
+        "sparring ingest --stream 'kinesis://play?region=eu-central-1' --store cassandra://10.0.0.7/sparring",
+        "sparring ingest --stream 'kinesis://play?region=eu-central-1' --master spark://10.0.0.8:7077",
+    )
+)(streams.ingest)
+app.add_typer(
+    streams.app, name="stream", epilog=examples("sparring stream create 'kinesis://play?region=eu-central-1'")
+)
+app.add_typer(
+    stores.app,
+    name="store",
+    epilog=examples("sparring store init cassandra://10.0.0.1,10.0.0.2/play", "sparring store stats .sparring"),
+)
+app.add_typer(cluster.app, name="cluster", epilog=examples("sparring cluster up --head", "sparring cluster status"))
+app.add_typer(
+    benchmarks.app,
+    name="bench",
+    epilog=examples("sparring bench scaling experiments/humanoidbullet-ppo.yaml --workers 1,2,4"),
+)
+
+
+def main() -> None:
+    try:
+        app()
+    except InputError as error:
+        _fail(error, 2)
+    except (SparringError, OSError) as error:  # OSError: a full disk, a directory that is not ours
+        _fail(error, 1)
+
+
+def _fail(error: Exception, code: int) -> None:
+    from rich.text import Text
+
+    from sparring.terminal import plain
+
+    text = Text.assemble(("error", "bold red"), " ", plain(str(error)))  # errors quote what users and servers wrote
+    Console(stderr=True).print(text, soft_wrap=True)
+    sys.exit(code)

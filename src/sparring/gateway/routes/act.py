@@ -1,0 +1,149 @@
+"""Actions asked over HTTP, for games that cannot run a bot themselves: the published policy under ONNX Runtime, loaded
+once per version and kept while it is in use."""
+
+import asyncio
+import logging
+from collections import OrderedDict
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import numpy as np
+from starlette.requests import Request
+from starlette.responses import Response
+
+from sparring.api import MAX_OBSERVATIONS, Act, Actions
+from sparring.client.bot import Loaded
+from sparring.client.convert import to_feeds
+from sparring.errors import InputError
+from sparring.games import Game
+from sparring.games.spec import NAME, Array, column
+from sparring.gateway.http import JSON, MSGPACK, Budget, Refusal, answer, decode, media_type, read_body
+from sparring.gateway.openapi import Operation
+from sparring.gateway.routes.games import Games
+from sparring.gateway.routes.models import POLICY, Models
+
+if TYPE_CHECKING:
+    from sparring.gateway.parts import Parts
+
+__all__ = ["Acting", "operations"]
+
+MAX_BODY = 2 << 20  # lists of anything, see fragments.Limits
+MAX_LOADED = 16  # policies in memory
+log = logging.getLogger(__name__)
+
+
+class _Asked(Act, frozen=True, forbid_unknown_fields=True):
+    """`Act` whose observations are still bytes: as lists they take twenty times the memory, so that is what they become
+    in the thread that needs them, and not while they wait for a policy."""
+
+    obs: msgspec.Raw
+
+
+OBSERVATIONS: dict[str, Callable[[bytes], list[Any] | bytes]] = {
+    JSON: msgspec.json.Decoder(list[Any] | bytes).decode,
+    MSGPACK: msgspec.msgpack.Decoder(list[Any] | bytes).decode,
+}
+for _decoder in (msgspec.json.Decoder, msgspec.msgpack.Decoder):
+    _decoder(_Asked)  # now, see games.spec: threads must not be the first
+
+
+class Acting:
+    def __init__(self, games: Games, models: Models, budget: Budget) -> None:
+        self._games = games
+        self._models = models
+        self._budget = budget
+        self._loaded: OrderedDict[tuple[str, str, int], Loaded] = OrderedDict()
+        self._loading: dict[tuple[str, str, int], asyncio.Task[Loaded]] = {}
+
+    async def act(self, request: Request) -> Response:
+        game = await self._games.get(request.path_params["game"])
+        kind = media_type(request, JSON, MSGPACK)
+        with self._budget.hold(request) as hold:
+            asked = decode(await read_body(request, MAX_BODY, hold), kind, _Asked, "a request for actions")
+            if asked.schema is not None and asked.schema != game.schema:
+                raise Refusal(409, f"schema {asked.schema[:50]!r} is not this game's ({game.schema!r})")
+            version = asked.version if asked.version is not None else await self._latest(game.name, asked.model)
+            policy = await self._policy(game, asked.model, version)
+            actions, log_prob = await asyncio.to_thread(_run, policy, game, asked, kind)
+        return answer(Actions(actions, log_prob, asked.model, version), kind=kind)
+
+    def forget(self, game: str) -> None:
+        for key in [key for key in self._loaded if key[0] == game]:
+            del self._loaded[key]
+
+    async def _latest(self, game: str, model: str) -> int:
+        latest = await self._models.latest(game, model) if NAME.fullmatch(model) else None
+        if latest is None:
+            raise Refusal(404, f"{game} has no version of the model {model[:100]!r} yet", headers={"retry-after": "2"})
+        return latest.manifest.version
+
+    async def _policy(self, game: Game, model: str, version: int) -> Loaded:
+        """Callers that come while it is being loaded wait for the same load. Only a policy that could be loaded takes
+        another's place in memory: versions that players made up do not."""
+        key = (game.name, model, version)
+        if (policy := self._loaded.get(key)) is None:
+            if (task := self._loading.get(key)) is None:
+                task = self._loading[key] = asyncio.create_task(self._load(game, model, version))
+                task.add_done_callback(lambda done: self._keep(key, done))
+            return await asyncio.shield(task)
+        self._loaded.move_to_end(key)
+        return policy
+
+    def _keep(self, key: tuple[str, str, int], done: asyncio.Task[Loaded]) -> None:
+        del self._loading[key]
+        if not done.cancelled() and done.exception() is None:
+            self._loaded[key] = done.result()
+            while len(self._loaded) > MAX_LOADED:
+                self._loaded.popitem(last=False)
+
+    async def _load(self, game: Game, model: str, version: int) -> Loaded:
+        data = await self._models.file(game.name, model, version, POLICY)
+        try:
+            return await asyncio.to_thread(Loaded, data, game, model, version)
+        except InputError as error:  # the publisher's fault, not that of who asks
+            log.error("%s %s %d cannot act: %s", game.name, model, version, error)
+            raise Refusal(500, f"version {version} of {model!r} cannot act: {error}") from error
+
+
+def _run(policy: Loaded, game: Game, asked: _Asked, kind: str) -> tuple[list[Any], list[float] | None]:
+    try:
+        given = OBSERVATIONS[kind](asked.obs)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise Refusal(422, f"obs: {error}") from error
+    obs = _observations(game, given)
+    if (why := game.observation.problem(obs)) is not None:
+        raise Refusal(422, f"obs {why}")
+    noise = policy.noise(np.random.default_rng(), len(obs)) if asked.explore else None
+    action, log_prob = policy.run(to_feeds(game.observation, obs), noise)
+    return action.tolist(), None if log_prob is None else log_prob.tolist()
+
+
+def _observations(game: Game, obs: list[Any] | bytes) -> Array:
+    element = game.observation.element
+    if isinstance(obs, bytes) and len(obs) % element.itemsize:
+        raise Refusal(422, f"obs has {len(obs)} bytes, an observation of this game has {element.itemsize}")
+    count = len(obs) // element.itemsize if isinstance(obs, bytes) else len(obs)
+    if not 1 <= count <= MAX_OBSERVATIONS:
+        raise Refusal(422, f"{count} observations in one request, allowed are 1..{MAX_OBSERVATIONS}")
+    if isinstance(obs, bytes):
+        return np.frombuffer(obs, element)
+    try:
+        return column(game.observation, obs)
+    except (ValueError, TypeError, OverflowError) as error:
+        raise Refusal(422, f"obs: {error}") from error
+
+
+def operations(parts: "Parts") -> list[Operation]:
+    return [
+        Operation(
+            "POST",
+            "/v1/games/{game}/act",
+            parts.acting.act,
+            "Actions for observations, answered in the encoding of the question",
+            {JSON: Actions, MSGPACK: Actions},
+            {JSON: Act, MSGPACK: Act},
+            errors=(404, 408, 409, 413, 415, 422),
+            example={"obs": [[0.0, 0.0, 0.0, 0.0]], "explore": True},
+        )
+    ]

@@ -1,0 +1,1 @@
+"""A run: its directory, checkpoints, metrics, figures, videos and its view in the terminal."""

@@ -1,0 +1,79 @@
+"""Files that survive a crash."""
+
+import errno
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from sparring import files
+
+
+def test_written_whole_or_not_at_all(tmp_path, monkeypatch):
+    path = tmp_path / "a.json"
+    files.write_whole(path, b"first")
+
+    def full(part, path):
+        raise OSError(errno.ENOSPC, "no room")
+
+    monkeypatch.setattr(os, "replace", full)
+    for options in ({}, {"sync": True}, {"shared": True}):
+        with pytest.raises(OSError, match="no room"):
+            files.write_whole(path, b"second", **options)
+    assert path.read_bytes() == b"first"
+    assert os.listdir(tmp_path) == ["a.json"], "nothing is left of what failed"
+
+
+def test_directories_are_made_only_when_asked(tmp_path):
+    """A run that was deleted while it is written does not come back as a torso."""
+    with pytest.raises(FileNotFoundError):
+        files.write_whole(tmp_path / "gone" / "a", b"x")
+    files.write_whole(tmp_path / "new" / "deep" / "a", b"x", parents=True, sync=True)
+    assert (tmp_path / "new" / "deep" / "a").read_bytes() == b"x"
+
+
+def test_create_and_write_new_never_replace(tmp_path):
+    path = tmp_path / "token"
+    assert files.create(path, b"one", 0o600)
+    assert not files.create(path, b"two")
+    assert path.read_bytes() == b"one"
+    assert path.stat().st_mode & 0o777 == 0o600
+    with pytest.raises(FileExistsError):
+        files.write_new(path, b"three")
+
+
+def test_append_and_replace_directory(tmp_path):
+    files.append(tmp_path / "log", b"a\n")
+    files.append(tmp_path / "log", b"b\n")
+    assert (tmp_path / "log").read_bytes() == b"a\nb\n"
+    place, new, old = (tmp_path / name for name in ("it", "it.new", "it.old"))
+    for content in ("1", "2", "3"):
+        new.mkdir()
+        (new / "x").write_text(content)
+        files.replace_directory(place, new, old)
+    assert (place / "x").read_text() == "3"
+    assert (old / "x").read_text() == "2"
+    assert not new.exists()
+
+
+def test_a_lock_ends_with_its_process(tmp_path):
+    code = "import sys; from pathlib import Path; from sparring import files\n"
+    code += "with files.locked(Path(sys.argv[1]), wait=False) as ours: print(ours, flush=True); sys.stdin.read()"
+    argv = [sys.executable, "-c", code, str(tmp_path)]
+    with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as other:
+        assert other.stdout is not None
+        assert other.stdout.readline() == "True\n"
+        with files.locked(tmp_path, wait=False) as ours:
+            assert not ours
+        other.kill()
+        other.wait()
+    with files.locked(tmp_path, wait=True) as ours:
+        assert ours
+
+
+def test_it_loads_nothing(tmp_path: Path):
+    code = "import sys; before = set(sys.modules); import sparring.files; print(*sys.modules.keys() - before)"
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
+    assert not {"numpy", "msgspec", "jax"} & set(found)
