@@ -29,9 +29,7 @@ OUTSIDE = r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$"  # module:Attribute
 def game() -> Schema:
     """Of a game's declaration (.json)."""
     schema, defs = _schema(Game)
-    defs["Game"]["additionalProperties"] = (
-        False  # see `Game.declared`: processes skip what they do not know, people err
-    )
+    defs["Game"]["additionalProperties"] = False  # `Game.declared`: a person's slip
     return {"$schema": DIALECT, "title": "A game of Sparring", **schema, "$defs": defs}
 
 

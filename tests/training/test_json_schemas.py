@@ -66,12 +66,16 @@ WRONG = {
 }
 
 
+def _read(data):
+    experiment = Experiment.parse(data)
+    algorithms.complete(experiment.name, experiment.hyperparameters)
+
+
 @pytest.mark.parametrize("case", WRONG)
 def test_a_typo_is_refused(validators, case):
     assert not validators["experiment"].is_valid(WRONG[case])
     with pytest.raises(InputError):  # and Sparring agrees
-        experiment = Experiment.parse(WRONG[case])
-        algorithms.complete(experiment.name, experiment.hyperparameters)
+        _read(WRONG[case])
 
 
 def test_algorithms_from_elsewhere_are_not_checked(validators):
