@@ -51,6 +51,11 @@ def test_wrapping_keeps_what_a_page_says() -> None:
     assert wrapped(once) == once
 
 
+def test_a_wrapped_line_does_not_begin_with_markup() -> None:
+    once = wrapped("a" * 90 + " grows to 1234. and\n")
+    assert once == "a" * 90 + " grows\nto 1234. and\n"
+
+
 def test_every_page_is_two_hops_from_the_readme() -> None:
     def linked(page: Path) -> set[Path]:
         return {(page.parent / link.partition("#")[0]).resolve() for _, link in links(page)}
