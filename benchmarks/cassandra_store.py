@@ -30,9 +30,9 @@ from store import CASES, STEPS, uploads
 
 from sparring.experience import wire
 from sparring.games import Game
-from sparring.store import Outcome, keyspace
+from sparring.store import Outcome
 from sparring.store.arrival import encoder
-from sparring.store.cassandra import CassandraStore
+from sparring.store.cassandra import CassandraStore, keyspace
 
 KEYSPACE = "benchmark"
 IN_FLIGHT = 8

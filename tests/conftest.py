@@ -12,7 +12,7 @@ from servers import CassandraNode, cassandra_node
 from sparring.games import Game
 from sparring.networks.policy import Policy
 from sparring.networks.spec import Head, Layer, feature_shape, param_shapes
-from sparring.store import keyspace
+from sparring.store.cassandra import keyspace
 
 # Compiling takes the longest of all in tests of learning: workers and runs share what one of them compiled.
 os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(Path(__file__).parent.parent / ".pytest_cache" / "jax"))

@@ -20,8 +20,8 @@ from sparring.cli import app
 from sparring.errors import InputError, SparringError
 from sparring.experience import Fragment
 from sparring.experience.fragment import new_id
-from sparring.store import Outcome, Store, StoreAway, StoreBusy, buckets, heads, keyspace, open_store, order
-from sparring.store.cassandra import CassandraStore
+from sparring.store import Outcome, Store, StoreAway, StoreBusy, open_store
+from sparring.store.cassandra import CassandraStore, buckets, heads, keyspace, order
 
 pytestmark = pytest.mark.real
 STORED, DUPLICATE, CONFLICT = Outcome.STORED, Outcome.DUPLICATE, Outcome.CONFLICT

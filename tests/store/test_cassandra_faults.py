@@ -16,8 +16,8 @@ from store_samples import POLE, assert_counts, everything, fragment
 from sparring.experience import Fragment, wire
 from sparring.gateway.app import background, create_app
 from sparring.registry.registry import Registry
-from sparring.store import Outcome, StoreAway, keyspace, open_store
-from sparring.store.cassandra import CassandraStore
+from sparring.store import Outcome, StoreAway, open_store
+from sparring.store.cassandra import CassandraStore, keyspace
 
 pytestmark = pytest.mark.real
 

@@ -17,8 +17,8 @@ from servers import CassandraNode
 from store_samples import MAZE, POLE, assert_counts, everything, fragment
 
 from sparring.experience import Fragment, wire
-from sparring.store import Outcome, keyspace, open_store, order
-from sparring.store.cassandra import CassandraStore
+from sparring.store import Outcome, open_store
+from sparring.store.cassandra import CassandraStore, keyspace, order
 
 pytestmark = pytest.mark.real
 STORED, DUPLICATE = Outcome.STORED, Outcome.DUPLICATE

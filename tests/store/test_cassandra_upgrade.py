@@ -13,8 +13,9 @@ from typer.testing import CliRunner
 from sparring.cli import app
 from sparring.errors import InputError
 from sparring.experience import Fragment
-from sparring.store import Outcome, keyspace, open_store
-from sparring.store.rows import decode_block
+from sparring.store import Outcome, open_store
+from sparring.store.cassandra import keyspace
+from sparring.store.cassandra.rows import decode_block
 
 pytestmark = pytest.mark.real
 STORED, DUPLICATE, CONFLICT = Outcome.STORED, Outcome.DUPLICATE, Outcome.CONFLICT

@@ -25,7 +25,7 @@ def init(
     """
     if not address.startswith("cassandra://"):
         raise InputError(f"{address} needs no init: only stores at cassandra://… do; files are made by `sparring up`")
-    from sparring.store import keyspace
+    from sparring.store.cassandra import keyspace
 
     print(keyspace.init(keyspace.Address.parse(address)))
 

@@ -27,11 +27,12 @@ from sparring.errors import InputError, SparringError
 from sparring.experience import Fragment
 from sparring.games import Game
 from sparring.store.arrival import Submission, failed, refusal, require_checked, require_same, stripes
-from sparring.store.buckets import GROUP, GROUP_FRAGMENTS, Writer
-from sparring.store.eraser import Eraser
-from sparring.store.heads import Head
-from sparring.store.keyspace import Address, Games, Keyspace
-from sparring.store.order import Directory, Episodes, Order, Span, Totals
+from sparring.store.cassandra.buckets import GROUP, GROUP_FRAGMENTS, Writer
+from sparring.store.cassandra.eraser import Eraser
+from sparring.store.cassandra.heads import Head
+from sparring.store.cassandra.keyspace import Address, Games, Keyspace
+from sparring.store.cassandra.order import Directory, Episodes, Order, Span, Totals
+from sparring.store.cassandra.rows import Block, decode_block
 from sparring.store.protocol import (
     Episode,
     NotRegistered,
@@ -43,7 +44,6 @@ from sparring.store.protocol import (
     Tail,
     VersionStats,
 )
-from sparring.store.rows import Block, decode_block
 
 __all__ = ["CassandraStore"]
 

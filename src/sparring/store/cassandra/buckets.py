@@ -25,12 +25,22 @@ from operator import itemgetter
 from typing import Any, TypeVar
 
 from sparring.errors import SparringError
-from sparring.store import arrival, heads
+from sparring.store import arrival
 from sparring.store.arrival import Submission
-from sparring.store.heads import Head
-from sparring.store.keyspace import Games, Keyspace
+from sparring.store.cassandra import heads
+from sparring.store.cassandra.heads import Head
+from sparring.store.cassandra.keyspace import Games, Keyspace
+from sparring.store.cassandra.rows import (
+    Part,
+    Place,
+    checksum,
+    decode_place,
+    encode_block,
+    encode_parts,
+    encode_place,
+    locate,
+)
 from sparring.store.protocol import FragmentRefused, NotRegistered, Outcome, StoreBusy
-from sparring.store.rows import Part, Place, checksum, decode_place, encode_block, encode_parts, encode_place, locate
 
 __all__ = ["BLOCK", "GROUP", "GROUP_FRAGMENTS", "Refusal", "Writer"]
 

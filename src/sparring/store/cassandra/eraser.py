@@ -12,10 +12,10 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from sparring.experience import Fragment
 from sparring.store.arrival import encoder
-from sparring.store.keyspace import Keyspace
-from sparring.store.order import Directory
+from sparring.store.cassandra.keyspace import Keyspace
+from sparring.store.cassandra.order import Directory
+from sparring.store.cassandra.rows import decode_block, decode_parts, decode_place, encode_block, encode_parts, locate
 from sparring.store.protocol import StoreBusy
-from sparring.store.rows import decode_block, decode_parts, decode_place, encode_block, encode_parts, locate
 
 __all__ = ["Eraser"]
 

@@ -16,9 +16,9 @@ import msgspec
 
 from sparring.errors import InputError, SparringError
 from sparring.games import Game
+from sparring.store.cassandra.rows import Place, checksum, decode_block, encode_block, encode_place, locate
+from sparring.store.cassandra.schema import SCHEMA, STATEMENTS, TABLES, VERSION
 from sparring.store.protocol import StoreAway
-from sparring.store.rows import Place, checksum, decode_block, encode_block, encode_place, locate
-from sparring.store.schema import SCHEMA, STATEMENTS, TABLES, VERSION
 
 try:
     import cassandra

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping
 
 import msgspec
 
-from sparring.store.keyspace import Keyspace
+from sparring.store.cassandra.keyspace import Keyspace
 from sparring.store.protocol import StoreBusy
 
 __all__ = ["Head", "advance", "close", "read"]

@@ -21,12 +21,12 @@ from typing import Any
 
 import msgspec
 
-from sparring.store import heads
 from sparring.store.arrival import Unfinished
-from sparring.store.heads import Head
-from sparring.store.keyspace import Keyspace
+from sparring.store.cassandra import heads
+from sparring.store.cassandra.heads import Head
+from sparring.store.cassandra.keyspace import Keyspace
+from sparring.store.cassandra.rows import Part, decode_parts
 from sparring.store.protocol import Episode, VersionStats
-from sparring.store.rows import Part, decode_parts
 
 __all__ = ["Directory", "Entry", "Episodes", "Order", "Span", "Totals"]
 
