@@ -48,7 +48,7 @@ elif not {"sparring.cli", "pyspark.worker"}.isdisjoint(sys.orig_argv):  # the dr
     from sparring.stream import ingest, sink, source
 
     # What a dead writer left half-done is taken over by the same rules, sooner; and batches are short.
-    buckets.DEADLINE, buckets.PATIENCE = 6.0, 8.0
+    buckets.PATIENCE = 8.0
     source.BATCH_SECONDS = 2.0
     around(source._Reading, "__init__", before=("reading",))
     around(source, "_rows", after=("read",))  # a page was fetched, nothing of it is stored

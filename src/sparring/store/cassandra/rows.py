@@ -2,14 +2,17 @@
 
 import hashlib
 import zlib
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import TypeVar
 
 import msgspec
 
 from sparring.experience import Fragment, wire
 
-__all__ = ["Block", "Part", "Place", "checksum", "decode_block", "decode_parts", "decode_place"]
+__all__ = ["Block", "Part", "Place", "checksum", "cut", "decode_block", "decode_parts", "decode_place", "digest"]
 __all__ += ["encode_block", "encode_parts", "encode_place", "locate"]
+
+T = TypeVar("T")
 
 SLOT_BITS = 19  # ids that carry their time: those of 2^19 ms, some nine minutes, share …
 SHARDS = 4  # … so many partitions of claims
@@ -68,6 +71,12 @@ def checksum(f: Fragment) -> int:
     return found
 
 
+def digest(f: Fragment) -> bytes:
+    """Which player's fragment of this id it is, without saying who. It outlives the fragment: another player who
+    chooses the id of an erased one has other play."""
+    return hashlib.blake2b(f"{len(f.player)} {f.player} {f.id}".encode(), digest_size=16).digest()
+
+
 def locate(name: str) -> tuple[int, bytes]:
     """The partition and key of a fragment id's claims: functions of the id alone, so that whoever gets it again looks
     at the same place. An id with its time in it (UUID version 7, in hex) lies beside those of the same minutes."""
@@ -79,3 +88,18 @@ def locate(name: str) -> tuple[int, bytes]:
         return TIMELESS + (int.from_bytes(key[:6], "big") >> SLOT_BITS) * SHARDS + key[15] % SHARDS, key
     key = hashlib.blake2b(name.encode(), digest_size=24).digest()
     return int.from_bytes(key[:2], "big") % TIMELESS, key
+
+
+def cut(items: Iterable[T], limit: int, size: Callable[[T], int]) -> Iterator[list[T]]:
+    """Pieces of at most so much, or of one item that is larger."""
+    piece: list[T] = []
+    total = 0
+    for item in items:
+        more = size(item)
+        if piece and total + more > limit:
+            yield piece
+            piece, total = [], 0
+        piece.append(item)
+        total += more
+    if piece:
+        yield piece
