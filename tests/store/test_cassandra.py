@@ -422,7 +422,7 @@ def test_a_sample_while_everything_is_erased_ends(opened: Callable[..., Cassandr
     store.append([fragment(player="eve") for _ in range(20)])
 
     def erasing(self: keyspace.Keyspace, statement: str, *values: object, **options: Any) -> object:
-        if statement == "blocks":
+        if statement == "block":
             monkeypatch.setattr(keyspace.Keyspace, "start", start)
             opened().erase("pole", "eve")
         return start(self, statement, *values, **options)

@@ -57,6 +57,7 @@ class Bucket:
 
     def __init__(self, game: str, number: int, head: Head) -> None:
         self.game, self.number, self.head = game, number, head
+        self.claim = b""  # the place that the claims of a group say
 
 
 def _today() -> int:
@@ -225,20 +226,18 @@ class Writer:
     def _claim(self, arrivals: list[_Arrival]) -> list[_Arrival]:
         """Claims all, looks who else did, and says how each turned out. Those that are new."""
         self._groups += 1
-        buckets = {a.bucket.game: a.bucket for a in arrivals}
-        places = {
-            game: encode_place(Place(game, bucket.number, bucket.head.steps, self._groups))
-            for game, bucket in buckets.items()
-        }
+        buckets = {a.bucket for a in arrivals}
+        for bucket in buckets:
+            bucket.claim = encode_place(Place(bucket.game, bucket.number, bucket.head.steps, self._groups))
         claimed: dict[tuple[bytes, str, bytes], _Arrival] = {}
         shards: dict[int, set[bytes]] = {}
         for a in arrivals:
             claimed.setdefault(a.play, a)
             shards.setdefault(a.shard, set()).add(a.id)
-        mine = {play: (a.shard, a.id, places[a.bucket.game], a.player) for play, a in claimed.items()}
+        mine = {play: (a.shard, a.id, a.bucket.claim, a.player) for play, a in claimed.items()}
         self._keyspace.write("claim", [(*mine[play], a.checksum) for play, a in claimed.items()])
         looks = [self._keyspace.start("claims", shard, list(ids)) for shard, ids in shards.items()]
-        others, erased, own = [], set(), set(places.values())
+        others, erased, own = [], set(), {bucket.claim for bucket in buckets}
         for name, where, player, content in (row for found in self._keyspace.wait(looks) for row in found):
             place = decode_place(where)
             if content is None:  # it was committed, or nobody could have erased it
@@ -286,7 +285,7 @@ class Writer:
             partition = (bucket.game, day, bucket.number)
             parts = encode_parts([a.part for a in some])
             records.append(self._keyspace.start("put record", *partition, place, now, parts))
-            blocks += [(*partition, *block) for block in _blocks(some)]
+            blocks += [(*partition, *block) for block in _blocks(some, bucket.claim)]
         self._keyspace.write("put", blocks)
         self._keyspace.wait(records)
         return commits
@@ -372,8 +371,8 @@ def _sort(arrivals: list[_Arrival], known: dict[bytes, int], erased: set[tuple[b
     return new
 
 
-def _blocks(arrivals: Iterable[_Arrival]) -> Iterator[tuple[int, bytes]]:
+def _blocks(arrivals: Iterable[_Arrival], claim: bytes) -> Iterator[tuple[int, bytes]]:
     """Rows: place and body. Each lies in one stripe, so that shares of a scan are as fair as with a row for each."""
     for _, same in groupby(arrivals, lambda a: arrival.stripe(a.place)):
         for some in cut(same, BLOCK, lambda a: len(a.body)):
-            yield some[-1].place, encode_block([a.place for a in some], [a.body for a in some])
+            yield some[-1].place, encode_block([a.place for a in some], [a.body for a in some], claim)

@@ -65,7 +65,6 @@ class _View:
         self.key = key
         self.directory, self.order = Directory(keyspace, key), Order(keyspace, key)
         self.totals, self.episodes = Totals(keyspace, key, self.order), Episodes(keyspace, key, self.order)
-        self.folding = threading.Lock()  # guards these two, which are brought up to date by one at a time
 
 
 class CassandraStore:
@@ -256,40 +255,33 @@ class CassandraStore:
         width = max(total // sum(head.fragments for _, head in buckets), 1)  # steps of a fragment, about
         drawn: list[Fragment] = []
         missing, misses = steps, 0
-        found: Iterable[Fragment]
-        while missing > 0:
+        while missing > 0 and misses < MISSES:
             wanted = missing // width + 1
-            if misses == MISSES:  # others erase meanwhile
-                return drawn + self.sample(game, missing, rng)
             if live * SPARSE < total:
                 found = self._pick(game, rng, wanted)
             else:
                 places = rng.integers(total, size=min(wanted * total // live, PROBES))
                 found = self._probe(view.key, buckets, ends, places)
-            misses += 1
+            misses = 0 if found else misses + 1
             for f in found:
-                drawn.append(f)
-                missing, misses = missing - f.steps, 0
-                if missing <= 0:
-                    break
-        return drawn
+                if missing > 0:
+                    drawn.append(f)
+                    missing -= f.steps
+        return drawn + (self.sample(game, missing, rng) if missing > 0 else [])  # others erase meanwhile
 
-    def _probe(self, key: str, buckets: list[tuple[int, Head]], ends: Any, steps: Any) -> Iterator[Fragment]:
+    def _probe(self, key: str, buckets: list[tuple[int, Head]], ends: Any, steps: Any) -> list[Fragment]:
         """The fragments that hold these steps, counted over all buckets; an erased one has none."""
-        asked = []
+        asked, found = [], []
         for step, index in zip(steps.tolist(), np.searchsorted(ends, steps, side="right").tolist(), strict=True):
             bucket, head = buckets[index]
             place = step - (int(ends[index]) - head.steps)
-            values = (key, head.day, bucket, place, head.steps)
-            asked.append((place, self._keyspace.start("blocks", *values, fetch_size=1)))
-        for place, future in asked:
-            with self._keyspace.asking():
-                rows = future.result().current_rows
-            for _, body in rows:
-                block = decode_block(body)
+            asked.append((place, self._keyspace.start("block", key, head.day, bucket, place, head.steps)))
+        for (place, _), rows in zip(asked, self._keyspace.wait([future for _, future in asked]), strict=True):
+            for block in [decode_block(body) for (body,) in rows]:
                 index = bisect_right(block.places, place)
                 if index < len(block.places) and block.places[index] - block.fragments[index].steps <= place:
-                    yield block.fragments[index]
+                    found.append(block.fragments[index])
+        return found
 
     def _pick(self, game: str, rng: np.random.Generator, count: int) -> list[Fragment]:
         """Where so much was erased that probes mostly find nothing: so many of all there are, drawn as they come by."""
@@ -316,15 +308,10 @@ class CassandraStore:
         return self._totals(game).versions
 
     def episodes(self, game: str, after: int = 0, limit: int = 1000) -> list[Episode]:
-        view = self._view(game)
-        with view.folding:
-            return view.episodes.after(after, limit)
+        return self._view(game).episodes.after(after, limit)
 
     def _totals(self, game: str) -> Totals:
-        view = self._view(game)
-        with view.folding:
-            view.totals.advance()
-            return view.totals
+        return self._view(game).totals.advance()
 
     def _view(self, game: str) -> _View:
         key = self._games.key(game)

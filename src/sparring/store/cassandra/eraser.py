@@ -16,6 +16,7 @@ from sparring.store.arrival import encoder
 from sparring.store.cassandra.keyspace import Keyspace
 from sparring.store.cassandra.order import Directory
 from sparring.store.cassandra.rows import (
+    Block,
     decode_block,
     decode_parts,
     decode_place,
@@ -23,6 +24,7 @@ from sparring.store.cassandra.rows import (
     encode_block,
     encode_parts,
     locate,
+    older_claim,
 )
 from sparring.store.protocol import StoreBusy
 
@@ -101,8 +103,9 @@ class Eraser:
             gone = [f for f in block.fragments if doomed(f)]
             left = [(at, f) for at, f in zip(block.places, block.fragments, strict=True) if not doomed(f)]
             places = [at for at, _ in left]
-            self._claims("erase claim", partition[2], gone)
-            return encode_block(places, [encoder.encode(f) for _, f in left]) if gone else body, (gone, places)
+            self._claims("erase claim", partition[2], block, doomed)
+            new = encode_block(places, [encoder.encode(f) for _, f in left], block.claim)
+            return new if gone else body, (gone, places)
 
         taken: list[Fragment] = []
         places: set[int] = set()
@@ -137,19 +140,11 @@ class Eraser:
             old = row[-1]
         raise StoreBusy("others erase from the same fragments: try again in a second")
 
-    def _claims(self, statement: str, bucket: int, fragments: Iterable[Fragment]) -> None:
-        shards: dict[int, set[bytes]] = {}
-        for f in fragments:
-            shard, key = locate(f.id)
-            shards.setdefault(shard, set()).add(key)
-        players = {digest(f) for f in fragments}
-        looks = [self._keyspace.start("claims", shard, list(keys)) for shard, keys in shards.items()]
+    def _claims(self, statement: str, bucket: int, block: Block, doomed: Callable[[Fragment], bool]) -> None:
         claims = []
-        for shard, found in zip(shards, self._keyspace.wait(looks), strict=True):
-            for key, where, player, _ in found:
-                place = decode_place(where)
-                if (place.game, place.bucket) == (self._game, bucket) and player in players:
-                    claims.append((shard, key, where, player))
+        for at, f in zip(block.places, block.fragments, strict=True):
+            if doomed(f):
+                claims.append((*locate(f.id), block.claim or older_claim(self._game, bucket, at, f), digest(f)))
         self._keyspace.write(statement, claims)
 
     def everything(self) -> None:
@@ -158,7 +153,7 @@ class Eraser:
             partition = (self._game, head.day, bucket)
             self._keyspace.run("drop head", self._game, bucket)
             for _, body in self._keyspace.pages("blocks", *partition, 0, END, fetch_size=PAGE):
-                self._claims("delete claim", bucket, decode_block(body).fragments)
+                self._claims("delete claim", bucket, decode_block(body), lambda _: True)
             self._keyspace.run("drop blocks", *partition)
             self._keyspace.run("drop records", *partition)
         epoch = 0

@@ -3,7 +3,6 @@
 import os
 import re
 import ssl
-import threading
 import time
 import urllib.parse
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -94,12 +93,11 @@ class Address(msgspec.Struct, frozen=True):
 
 
 def _host(text: str) -> tuple[str, int]:
-    name, colon, port = text.rpartition(":") if not text.endswith("]") else (text, "", "")
-    if not colon:
-        return text.strip("[]"), 9042
-    if not (port.isdigit() and 0 < int(port) < 65536):
-        raise InputError(f"{text!r} has no valid port: write host:9042")
-    return name.strip("[]"), int(port)
+    try:
+        parts = urllib.parse.urlsplit(f"//{text}")
+        return parts.hostname or "", parts.port or 9042
+    except ValueError as error:
+        raise InputError(f"{text!r} has no valid port: write host:9042") from error
 
 
 def parse_replication(text: str) -> dict[str, str]:
@@ -128,7 +126,6 @@ class Keyspace:
         self.address = address
         self.consistency: int = ConsistencyLevel.name_to_value[address.consistency]
         self._cluster = _cluster(address)
-        self._lock = threading.Lock()
         self._closed = False
         try:
             with self.asking():
@@ -146,10 +143,8 @@ class Keyspace:
         self._prepared = {name: self._prepare(cql) for name, cql in statements.items()}
 
     def close(self) -> None:
-        with self._lock:
-            closed, self._closed = self._closed, True
-        if not closed:
-            self._cluster.shutdown()
+        self._closed = True
+        self._cluster.shutdown()  # twice is fine
 
     def require_open(self) -> None:
         if self._closed:

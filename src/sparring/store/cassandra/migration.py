@@ -8,7 +8,7 @@ from sparring.errors import InputError
 from sparring.store.cassandra import heads
 from sparring.store.cassandra.heads import Head
 from sparring.store.cassandra.keyspace import COMPRESSIONS, Address, Keyspace, parse_replication
-from sparring.store.cassandra.rows import Place, checksum, decode_block, digest, encode_place, locate
+from sparring.store.cassandra.rows import checksum, decode_block, digest, locate, older_claim
 from sparring.store.cassandra.schema import SCHEMA, STATEMENTS, VERSION
 
 __all__ = ["init"]
@@ -100,7 +100,7 @@ def _claims(keyspace: Keyspace, game: str, day: int, bucket: int, steps: int) ->
     for _, body in keyspace.pages("blocks", game, day, bucket, 0, steps, fetch_size=PIECE):
         block = decode_block(body)
         for place, f in zip(block.places, block.fragments, strict=True):
-            yield *locate(f.id), encode_place(Place(game, bucket, place - f.steps, 0)), digest(f), checksum(f)
+            yield *locate(f.id), older_claim(game, bucket, place, f), digest(f), checksum(f)
 
 
 def _execute(session: Any, cql: str) -> None:

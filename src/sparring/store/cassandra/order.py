@@ -170,7 +170,7 @@ class Order:
     def _propose(self, entry: Entry | None, at: int) -> Entry | None:
         """All that was committed since the entry, or as much of it as fits; none when nothing was."""
         before, known = (entry.open, entry.known) if entry else ({}, 0)
-        found = before | look(self._keyspace, self._game, known, before, NEW)
+        found = look(self._keyspace, self._game, known, before, NEW)
         self._close_idle(found)
         spans: list[Span] = []
         growing: dict[int, Head] = {}
@@ -211,6 +211,7 @@ class _Fold:
 
     def __init__(self, keyspace: Keyspace, game: str, order: Order) -> None:
         self._keyspace, self._game, self._order = keyspace, game, order
+        self._lock = threading.Lock()
         self._mark: Any = None
         self._reset()
 
@@ -253,10 +254,13 @@ class Totals(_Fold):
         self.players: dict[str, list[Any]] = {}  # fragments, steps, last seen
         self._versions: dict[tuple[str, int], list[int]] = {}
 
-    def advance(self) -> None:
-        self._require_mark()
-        for _ in self._fold():
-            pass
+    def advance(self) -> "Totals":
+        """With all that is stored by now."""
+        with self._lock:
+            self._require_mark()
+            for _ in self._fold():
+                pass
+        return self
 
     def _add(self, part: Part, at: int, when: float) -> None:
         self.fragments += 1
@@ -288,15 +292,16 @@ class Episodes(_Fold):
         self._unfinished: dict[tuple[str, str], Unfinished] = {}
 
     def after(self, cursor: int, limit: int) -> list[Episode]:
-        self._require_mark()
-        if cursor < self._given:
-            self._reset()
-        self._given = cursor
-        self._ready = [e for e in self._ready if e.cursor > cursor]
-        for _ in self._fold() if len(self._ready) < limit else ():
-            if len(self._ready) >= limit:
-                break
-        return self._ready[:limit]
+        with self._lock:
+            self._require_mark()
+            if cursor < self._given:
+                self._reset()
+            self._given = cursor
+            self._ready = [e for e in self._ready if e.cursor > cursor]
+            for _ in self._fold() if len(self._ready) < limit else ():
+                if len(self._ready) >= limit:
+                    break
+            return self._ready[:limit]
 
     def _add(self, part: Part, at: int, when: float) -> None:
         name = (part.player, part.episode)

@@ -10,7 +10,7 @@ import msgspec
 from sparring.experience import Fragment, wire
 
 __all__ = ["Block", "Part", "Place", "checksum", "cut", "decode_block", "decode_parts", "decode_place", "digest"]
-__all__ += ["encode_block", "encode_parts", "encode_place", "locate"]
+__all__ += ["encode_block", "encode_parts", "encode_place", "locate", "older_claim"]
 
 T = TypeVar("T")
 
@@ -35,10 +35,11 @@ class Part(msgspec.Struct, array_like=True, gc=False):
 
 
 class Block(msgspec.Struct, array_like=True, gc=False):
-    """A row: neighbours in a bucket, all of one commit. The row's key is the last one's place."""
+    """A row: neighbours in a bucket, all of one commit. The row's key is the last one's place, or was."""
 
     places: list[int]
     fragments: list[Fragment]
+    claim: bytes = b""  # the place that the commit's claims say; of version 2: each has its own
 
 
 class Place(msgspec.Struct, array_like=True, frozen=True, gc=False):
@@ -57,9 +58,14 @@ decode_parts = msgspec.msgpack.Decoder(list[Part]).decode
 decode_block = msgspec.msgpack.Decoder(Block).decode
 
 
-def encode_block(places: Sequence[int], bodies: Sequence[bytes | memoryview]) -> bytes:
+def encode_block(places: Sequence[int], bodies: Sequence[bytes | memoryview], claim: bytes) -> bytes:
     """From fragments that are encoded already, each for itself."""
-    return b"\x92" + _encode(places) + wire.array(bodies)  # 0x92: an array of two
+    return b"\x93" + _encode(places) + wire.array(bodies) + _encode(claim)  # 0x93: an array of three
+
+
+def older_claim(game: str, bucket: int, place: int, f: Fragment) -> bytes:
+    """The place that the claim of a fragment says which version 2 stored."""
+    return encode_place(Place(game, bucket, place - f.steps, 0))
 
 
 def checksum(f: Fragment) -> int:

@@ -54,6 +54,7 @@ STATEMENTS = {
     " IF steps = ? AND closed = ?",
     "put": "INSERT INTO block (game, day, bucket, place, body) VALUES (?, ?, ?, ?, ?) USING TIMESTAMP 1",
     "blocks": f"SELECT place, body FROM block WHERE {PARTITION} AND place > ? AND place <= ?",
+    "block": f"SELECT body FROM block WHERE {PARTITION} AND place > ? AND place <= ? LIMIT 1",
     "replace": f"UPDATE block SET body = ? WHERE {PARTITION} AND place = ? IF body = ?",
     "put record": "INSERT INTO record (game, day, bucket, place, time, parts) VALUES (?, ?, ?, ?, ?, ?)"
     " USING TIMESTAMP 1",
