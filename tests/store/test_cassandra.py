@@ -20,7 +20,7 @@ from sparring.cli.entry import app
 from sparring.errors import InputError, SparringError
 from sparring.experience import Fragment
 from sparring.experience.fragment import new_id
-from sparring.store import Outcome, Store, StoreAway, StoreBusy, open_store
+from sparring.store import GameUnreadable, NotRegistered, Outcome, Store, StoreAway, StoreBusy, open_store
 from sparring.store.cassandra import CassandraStore, buckets, heads, keyspace, migration, order, schema
 
 pytestmark = pytest.mark.real
@@ -560,3 +560,23 @@ class TestOpening:
         sent = [fragment(steps=2000) for _ in range(5)] + [fragment(steps=100) for _ in range(100)]
         assert store.append(sent) == [STORED] * 105
         assert everything(store) == sent
+
+
+def test_a_declaration_that_cannot_be_read_stops_no_other_game(opened: Callable[..., CassandraStore]) -> None:
+    store = opened()
+    table = f"{store.address.keyspace}.game"
+    store._keyspace.session.execute(f"UPDATE {table} SET spec = '{{' WHERE name = 'pole' IF key != null")
+    store._games.forget("pole")
+    assert store.games() == [MAZE]
+    assert "cannot be read" in store.unreadable()["pole"]
+    with pytest.raises(GameUnreadable):
+        store.register(POLE)
+    with pytest.raises(NotRegistered):
+        store.append([fragment()])
+    assert store.append([fragment(game=MAZE)]) == [Outcome.STORED]
+    store.quarantine("pole", "anna", "f-1", "for a reason")
+    store.quarantine("maze", "anna", "f-2", "for a reason")
+    eventually(lambda: store.stats("maze").rejected == 1)
+    store.delete_game("pole")
+    store.register(POLE)
+    assert store.games() == [MAZE, POLE]

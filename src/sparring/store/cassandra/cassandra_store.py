@@ -34,6 +34,7 @@ from sparring.store.cassandra.heads import Head
 from sparring.store.cassandra.keyspace import Address, Games, Keyspace
 from sparring.store.cassandra.order import Directory, Episodes, Order, Span, Totals
 from sparring.store.cassandra.rows import cut, decode_block
+from sparring.store.declarations import Declarations, read_declaration
 from sparring.store.protocol import (
     Episode,
     NotRegistered,
@@ -74,6 +75,7 @@ class CassandraStore:
         self.address = Address.parse(address)
         self._keyspace = Keyspace(self.address)
         self._games = Games(self._keyspace)
+        self._declarations = Declarations(self.address)
         self._writer = None if readonly else Writer(self._keyspace, self._games)
         self._lock = threading.Lock()
         self._width = PAGE  # bytes of a block, as they were in the last page that was read
@@ -94,11 +96,11 @@ class CassandraStore:
         key = f"{game.name} {uuid.uuid4().hex}"
         applied, row = self._keyspace.applied("register", game.to_json().decode(), key, game.name)
         if not applied:
-            require_same(Game.from_json(row[-1]), game)
+            require_same(read_declaration(game.name, row[-1]), game)
         self._games.forget(game.name)
 
     def games(self) -> list[Game]:
-        return sorted((Game.from_json(spec) for _, spec, _ in self._registered()), key=lambda game: game.name)
+        return self._declared()[0]
 
     def registration(self, game: str) -> str:
         return (self._games.find(game) or ("",))[0]
@@ -112,7 +114,10 @@ class CassandraStore:
         return {name for name, _, paused in self._registered() if paused}
 
     def unreadable(self) -> dict[str, str]:
-        return {}  # `games` leaves none out: it raises
+        return self._declared()[1]
+
+    def _declared(self) -> tuple[list[Game], dict[str, str]]:
+        return self._declarations.read(sorted((name, spec) for name, spec, _ in self._registered()))
 
     def delete_game(self, name: str) -> None:
         """Who writes to it is refused from its next commit on, other readers see it go within a second."""

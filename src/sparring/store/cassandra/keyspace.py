@@ -12,10 +12,10 @@ from typing import Any
 import msgspec
 
 from sparring.errors import InputError, SparringError
-from sparring.games import Game
 from sparring.store.cassandra.rows import cut
 from sparring.store.cassandra.schema import STATEMENTS, VERSION
-from sparring.store.protocol import StoreAway
+from sparring.store.declarations import read_declaration
+from sparring.store.protocol import GameUnreadable, StoreAway
 
 try:
     import cassandra
@@ -291,6 +291,14 @@ def _busy(error: Exception) -> bool:
     return bool(causes) and all(isinstance(cause, ConnectionBusy) for cause in causes)
 
 
+def _schema_of(name: str, declaration: str) -> str:
+    """"" where the declaration cannot be read: nothing fits it, and other games go on."""
+    try:
+        return read_declaration(name, declaration).schema
+    except GameUnreadable:
+        return ""
+
+
 class Games:
     """Which games are registered. Looked up again after a second: others declare and delete them."""
 
@@ -306,7 +314,7 @@ class Games:
             if not rows:
                 self._known.pop(name, None)
                 return None
-            key, found = rows[0][1], Game.from_json(rows[0][0]).schema
+            key, found = rows[0][1], _schema_of(name, rows[0][0])
             self._known[name] = time.monotonic() + KNOWN, key, found
         return key, found
 
