@@ -2,7 +2,7 @@
 
 A group goes in four steps, each acknowledged by the replicas before the next: *claim* its ids in the name of the bucket
 they will be in, *look* who else claimed them, *put* the fragments and the commit's record, *commit* by raising the
-bucket's head. Up to the last step nobody sees anything of it. What arrives meanwhile is the next group.
+bucket's head. Up to the last step nobody sees anything of it. While one group is put, the next one is claimed.
 
 Why a fragment is stored once: a claim stands for its fragment if the bucket's head reaches beyond it. Two writers with
 the same fragment each claim before they look, so at least one sees the other's claim. If that is committed, it answers
@@ -20,9 +20,9 @@ import zlib
 from collections import Counter, deque
 from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import Future
+from contextlib import contextmanager
 from itertools import groupby
-
-import msgspec
+from typing import Any
 
 from sparring.errors import SparringError
 from sparring.store import arrival
@@ -56,8 +56,8 @@ class Bucket:
     """One partition of fragments, which only this writer writes."""
 
     def __init__(self, game: str, number: int, head: Head) -> None:
-        self.game, self.number, self.head = game, number, head
-        self.claim = b""  # the place that the claims of a group say
+        self.game, self.number = game, number
+        self.head = head  # with all groups so far, committed or on their way
 
 
 def _today() -> int:
@@ -67,8 +67,8 @@ def _today() -> int:
 class _Arrival:
     """A fragment of a submission, and where it goes if it is new."""
 
-    __slots__ = ("body", "bucket", "checksum", "fragment", "id", "outcome", "place", "player", "ret", "shard", "size")
     bucket: Bucket
+    claim: bytes  # the place that its claim says
     place: int
     outcome: Outcome
 
@@ -96,11 +96,21 @@ class _Append:
         self.future: Future[list[Outcome]] = Future()
 
 
+class _Group:
+    """What is committed together, and is on its way."""
+
+    def __init__(self, works: list[_Append]) -> None:
+        self.works = works
+        self.futures: list[Any] = []
+        self.commits: list[tuple[Bucket, Head, Head]] = []  # from which head to which
+
+
 class Writer:
     def __init__(self, keyspace: Keyspace, games: Games) -> None:
         self._keyspace, self._games = keyspace, games
         self._name = uuid.uuid4()
         self._open: dict[str, Bucket] = {}  # by game's key
+        self._flying: _Group | None = None  # put, and not committed yet
         self._groups = 0
         self._counts: Counter[str] = Counter()  # refused, by game's key
         self._noting = threading.Lock()  # guards these
@@ -162,17 +172,20 @@ class Writer:
 
     def _run(self) -> None:
         while (works := self._take()) is not None:
-            self._guard(works)
+            with self._guard(works):
+                group = self._put(works) if works else None
+                self._land()
+                self._flying = group
             self.note_refusals()
         self._close_buckets()
         self.note_refusals()
 
     def _take(self) -> list[_Append] | None:
-        """The next group; none: that was all."""
+        """What is next; nothing: finish what is on its way first; none: that was all."""
         with self._lock:
-            while not (self._pending or self._refusals or self._closed):
+            while not (self._pending or self._refusals or self._closed or self._flying):
                 self._call.wait()
-            if self._closed and not self._pending:
+            if self._closed and not self._pending and not self._flying:
                 return None
             works: list[_Append] = []
             size = count = 0
@@ -186,10 +199,11 @@ class Writer:
             self._room.notify_all()
             return works
 
-    def _guard(self, works: list[_Append]) -> None:
+    @contextmanager
+    def _guard(self, works: list[_Append]) -> Iterator[None]:
         """Whatever goes wrong, callers are told and open buckets are not used again: others close them."""
         try:
-            self._store(works)
+            yield
         except Exception as error:
             if not isinstance(error, SparringError | OSError):  # one nobody thought of
                 log.exception("a group failed")
@@ -199,16 +213,18 @@ class Writer:
                 if not work.future.done():
                     work.future.set_exception(error)
 
-    def _store(self, works: list[_Append]) -> None:
-        for _ in range(ATTEMPTS):
-            works = [work for work in works if self._find_buckets(work)]
-            arrivals = [a for work in works for a in work.arrivals]
-            if self._commit(self._put(self._claim(arrivals))):
-                for work in works:
-                    work.future.set_result([a.outcome for a in work.arrivals])
-                return
-            # Others closed the bucket, to know whether what they have, too, would be committed.
-        raise StoreBusy("other writers are storing the same fragments: try again in a second")
+    def _land(self) -> None:
+        """Commits the group that is on its way. If others closed its bucket, to know whether what they have, too, would
+        be committed, it goes again, in another one; and so does the next, if that was put into the same bucket."""
+        group, self._flying = self._flying, None
+        if group is None:
+            return
+        with self._guard(group.works):
+            for _ in range(ATTEMPTS):
+                if self._commit(group):
+                    return
+                group = self._put(group.works)
+            raise StoreBusy("other writers are storing the same fragments: try again in a second")
 
     def _find_buckets(self, work: _Append) -> bool:
         """Each fragment's is that of its game; whether all of their games are registered."""
@@ -226,24 +242,27 @@ class Writer:
     def _claim(self, arrivals: list[_Arrival]) -> list[_Arrival]:
         """Claims all, looks who else did, and says how each turned out. Those that are new."""
         self._groups += 1
-        buckets = {a.bucket for a in arrivals}
-        for bucket in buckets:
-            bucket.claim = encode_place(Place(bucket.game, bucket.number, bucket.head.steps, self._groups))
+        places = {
+            bucket: encode_place(Place(bucket.game, bucket.number, bucket.head.steps, self._groups))
+            for bucket in {a.bucket for a in arrivals}
+        }
         claimed: dict[tuple[bytes, str, bytes], _Arrival] = {}
         shards: dict[int, set[bytes]] = {}
         for a in arrivals:
+            a.claim = places[a.bucket]
             claimed.setdefault(a.play, a)
             shards.setdefault(a.shard, set()).add(a.id)
-        mine = {play: (a.shard, a.id, a.bucket.claim, a.player) for play, a in claimed.items()}
+        mine = {play: (a.shard, a.id, a.claim, a.player) for play, a in claimed.items()}
         self._keyspace.write("claim", [(*mine[play], a.checksum) for play, a in claimed.items()])
         looks = [self._keyspace.start("claims", shard, list(ids)) for shard, ids in shards.items()]
-        others, erased, own = [], set(), {bucket.claim for bucket in buckets}
+        others, erased, own = [], set(), set(places.values())
         for name, where, player, content in (row for found in self._keyspace.wait(looks) for row in found):
-            place = decode_place(where)
             if content is None:  # it was committed, or nobody could have erased it
-                erased.add((name, place.game, player))
+                erased.add((name, decode_place(where).game, player))
             elif where not in own:
-                others.append((name, place, content))
+                others.append((name, decode_place(where), content))
+        if others:
+            self._land()  # some may be ours, of the group that is about to be committed
         new = _sort(arrivals, self._committed(others), erased)
         # Before anything else is committed in their buckets: a claim below a head stands for a stored fragment.
         self._keyspace.write("withdraw", [mine[play] for play, a in claimed.items() if a.outcome != Outcome.STORED])
@@ -270,36 +289,41 @@ class Writer:
                 for bucket in growing:
                     heads.close(self._keyspace, *bucket, found[bucket])
 
-    def _put(self, new: list[_Arrival]) -> list[tuple[Bucket, Head]]:
-        """What is to be committed: buckets, and their heads then."""
-        now, commits, records, blocks = time.time(), [], [], []
-        for _, same in groupby(sorted(new, key=_game), _game):
-            some = list(same)
-            bucket = some[0].bucket
-            day, place, fragments, size, _ = msgspec.structs.astuple(bucket.head)
+    def _put(self, works: list[_Append]) -> _Group:
+        """Claims, looks, and sends what is new on its way."""
+        group = _Group([work for work in works if not work.future.done() and self._find_buckets(work)])
+        now = time.time()
+        new = self._claim([a for work in group.works for a in work.arrivals])
+        for bucket in {a.bucket for a in new}:
+            some, old = [a for a in new if a.bucket is bucket], bucket.head
+            place = old.steps
             for a in some:
                 a.place = place = place + a.fragment.steps
-            fragments, size = fragments + len(some), size + sum([a.size for a in some])
+            fragments, size = old.fragments + len(some), old.bytes + sum([a.size for a in some])
             full = size >= BUCKET_BYTES or fragments >= BUCKET_FRAGMENTS or place >= BUCKET_STEPS
-            commits.append((bucket, Head(day, place, fragments, size, closed=full)))
-            partition = (bucket.game, day, bucket.number)
+            bucket.head = Head(old.day, place, fragments, size, closed=full)
+            if full:
+                self._give_up(bucket)
+            group.commits.append((bucket, old, bucket.head))
+            partition = (bucket.game, old.day, bucket.number)
             parts = encode_parts([a.part for a in some])
-            records.append(self._keyspace.start("put record", *partition, place, now, parts))
-            blocks += [(*partition, *block) for block in _blocks(some, bucket.claim)]
-        self._keyspace.write("put", blocks)
-        self._keyspace.wait(records)
-        return commits
+            group.futures.append(self._keyspace.start("put record", *partition, place, now, parts))
+            group.futures += self._keyspace.start_all("put", [(*partition, *block) for block in _blocks(some)])
+        return group
 
-    def _commit(self, commits: list[tuple[Bucket, Head]]) -> bool:
+    def _commit(self, group: _Group) -> bool:
         """Whether none of the buckets was closed by others."""
-        done = True
-        for bucket, head in commits:
-            applied = heads.advance(self._keyspace, bucket.game, bucket.number, bucket.head, head)
-            bucket.head = head
-            if not applied or head.closed:
-                del self._open[bucket.game]
-            done = done and applied
-        return done
+        self._keyspace.wait(group.futures)
+        closed = [
+            bucket
+            for bucket, old, new in group.commits
+            if not heads.advance(self._keyspace, bucket.game, bucket.number, old, new)
+        ]
+        for bucket in closed:
+            self._give_up(bucket)
+        for work in group.works if not closed else ():
+            work.future.set_result([a.outcome for a in work.arrivals])
+        return not closed
 
     # Buckets
 
@@ -311,6 +335,10 @@ class Writer:
             number += 1
         self._open[game] = Bucket(game, number, Head(day))
         return self._open[game]
+
+    def _give_up(self, bucket: Bucket) -> None:
+        if self._open.get(bucket.game) is bucket:
+            del self._open[bucket.game]
 
     def _close_buckets(self) -> None:
         try:
@@ -353,15 +381,11 @@ class Writer:
         self._keyspace.wait(futures)
 
 
-def _game(a: _Arrival) -> str:
-    return a.bucket.game
-
-
 def _sort(arrivals: list[_Arrival], known: dict[bytes, int], erased: set[tuple[bytes, str, bytes]]) -> list[_Arrival]:
     """Those that are new, of each id the first; sets the outcomes of all."""
     new = []
     for a in arrivals:
-        if a.play in erased:
+        if erased and a.play in erased:
             a.outcome = Outcome.ERASED
         elif a.id in known:
             a.outcome = Outcome.DUPLICATE if known[a.id] == a.checksum else Outcome.CONFLICT
@@ -371,8 +395,8 @@ def _sort(arrivals: list[_Arrival], known: dict[bytes, int], erased: set[tuple[b
     return new
 
 
-def _blocks(arrivals: Iterable[_Arrival], claim: bytes) -> Iterator[tuple[int, bytes]]:
+def _blocks(arrivals: Iterable[_Arrival]) -> Iterator[tuple[int, bytes]]:
     """Rows: place and body. Each lies in one stripe, so that shares of a scan are as fair as with a row for each."""
     for _, same in groupby(arrivals, lambda a: arrival.stripe(a.place)):
         for some in cut(same, BLOCK, lambda a: len(a.body)):
-            yield some[-1].place, encode_block([a.place for a in some], [a.body for a in some], claim)
+            yield some[-1].place, encode_block([a.place for a in some], [a.body for a in some], some[0].claim)

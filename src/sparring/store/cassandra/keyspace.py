@@ -7,6 +7,7 @@ import time
 import urllib.parse
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from operator import itemgetter
 from typing import Any
 
 import msgspec
@@ -33,7 +34,7 @@ __all__ = ["COMPRESSIONS", "TIMEOUT", "Address", "Games", "Keyspace", "parse_rep
 TIMEOUT = 5.0  # seconds for one request
 ATTEMPTS = 3  # of a statement that may be repeated, the first included
 BATCH = 256 << 10  # bytes in one batch, where the server allows as many
-VALUE = 24  # bytes of a value in a batch besides its own, about
+VALUE = 12  # bytes of a value in a batch, about, besides those of a blob
 CONSISTENCIES = ("ONE", "TWO", "THREE", "QUORUM", "ALL", "LOCAL_QUORUM", "EACH_QUORUM", "LOCAL_ONE")
 COMPRESSIONS = {"lz4": "LZ4Compressor", "zstd": "ZstdCompressor"}
 KNOWN = 1.0  # seconds for which a game's registration is not looked up again
@@ -179,11 +180,16 @@ class Keyspace:
             return [future.result().all() for future in futures]
 
     def write(self, statement: str, rows: Iterable[Sequence[Any]]) -> None:
-        """Many rows, in batches of one partition each, which its replicas then take as a whole; waits for all."""
+        """Many rows; waits for all."""
+        self.wait(self.start_all(statement, rows))
+
+    def start_all(self, statement: str, rows: Iterable[Sequence[Any]]) -> list[Any]:
+        """Many rows, in batches of one partition each, which its replicas then take as a whole."""
         prepared = self._prepared[statement]
-        partitions: dict[tuple[Any, ...], list[Sequence[Any]]] = {}
+        partitions: dict[Any, list[Sequence[Any]]] = {}
+        partition = itemgetter(*prepared.routing_key_indexes)
         for row in rows:
-            partitions.setdefault(tuple([row[i] for i in prepared.routing_key_indexes]), []).append(row)
+            partitions.setdefault(partition(row), []).append(row)
         futures = []
         for same in partitions.values():
             for some in cut(same, self.batch_bytes, _size):
@@ -196,7 +202,7 @@ class Keyspace:
                 batch.is_idempotent = True
                 with self.asking():
                     futures.append(self._send(batch))
-        self.wait(futures)
+        return futures
 
     def _send(self, statement: Any) -> Any:
         """Waits while the sockets take no more: the driver would give up at once, with nothing sent."""
@@ -283,7 +289,7 @@ class Keyspace:
 
 
 def _size(row: Sequence[Any]) -> int:
-    return sum([VALUE + (len(value) if isinstance(value, bytes | str) else 0) for value in row])
+    return VALUE * len(row) + sum([len(value) for value in row if type(value) is bytes])
 
 
 def _busy(error: Exception) -> bool:
