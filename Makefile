@@ -8,7 +8,7 @@ SYSTEM = chromium=chromium chromium=fonts-dejavu-core ip=iproute2 java=openjdk-1
 # Company proxies have certificates of their own.
 export UV_SYSTEM_CERTS = true
 
-.PHONY: demo test check lint types lock bench peers clean
+.PHONY: demo test check lint types docs dist lock bench peers clean
 
 demo: .venv/.platform
 	.venv/bin/sparring demo
@@ -26,6 +26,15 @@ lint: .venv/.dev
 types: .venv/.dev
 	.venv/bin/mypy
 
+docs: .venv/.docs  ## the site, in site/
+	.venv/bin/zensical build --strict --clean
+	cp -r src site/src # pages link to the files that they speak of
+
+dist: .venv/.dev  ## what a release publishes: wheel and sdist in dist/, the list of what the platform is made of in sbom/
+	rm -rf dist sbom && mkdir sbom
+	.venv/bin/python -m hatchling build
+	.venv/bin/cyclonedx-py requirements requirements/platform.txt --pyproject pyproject.toml --output-reproducible --output-file sbom/sparring.cdx.json
+
 bench: .venv/.dev  ## the figures of docs/benchmarks.md; the machine should have nothing else to do
 	for name in store cassandra_store ingest client; do .venv/bin/python benchmarks/$$name.py || exit 1; done
 
@@ -35,6 +44,7 @@ peers: .venv/.dev .venv-peers/.installed  ## speed beside SB3, SBX and RLlib (6 
 lock: .venv/.uv  ## refresh the pinned versions after a change of pyproject.toml
 	$(UV) pip compile --quiet --no-emit-index-url --universal --python-version 3.11 --extra platform pyproject.toml -o requirements/platform.txt
 	$(UV) pip compile --quiet --no-emit-index-url --universal --python-version 3.11 --extra platform --extra train --extra ray --extra tune --extra rllib --extra cassandra --extra spark --extra aws --extra mlflow --extra wandb --extra bullet --extra box2d --extra atari --group dev pyproject.toml -o requirements/dev.txt
+	$(UV) pip compile --quiet --no-emit-index-url --universal --python-version 3.11 --extra platform --group docs -c requirements/dev.txt pyproject.toml -o requirements/docs.txt
 	$(UV) pip compile --quiet --no-emit-index-url --universal --python-version 3.11 --group peers -o requirements/peers.txt
 
 .venv/.uv:
@@ -49,10 +59,15 @@ lock: .venv/.uv  ## refresh the pinned versions after a change of pyproject.toml
 	$(INSTALL) --no-deps -e .
 	@touch $@
 
+.venv/.docs: .venv/.uv requirements/docs.txt pyproject.toml
+	$(INSTALL) -r requirements/docs.txt
+	$(INSTALL) --no-deps -e .
+	@touch $@ .venv/.platform
+
 .venv/.dev: .venv/.uv requirements/dev.txt pyproject.toml
 	$(INSTALL) -r requirements/dev.txt
 	$(INSTALL) --no-deps --no-build-isolation -e .
-	@touch $@ .venv/.platform
+	@touch $@ .venv/.platform .venv/.docs
 
 .venv-peers/.installed: .venv/.uv requirements/peers.txt
 	test -x .venv-peers/bin/python || $(PYTHON) -m venv .venv-peers
@@ -65,4 +80,4 @@ lock: .venv/.uv  ## refresh the pinned versions after a change of pyproject.toml
 	@touch $@
 
 clean:
-	rm -rf .venv .venv-peers .sparring
+	rm -rf .venv .venv-peers .sparring .cache site dist sbom

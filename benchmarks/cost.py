@@ -224,7 +224,7 @@ def main() -> None:
     found = tables()
     if not args.check:
         print(found)
-    elif found not in PAGE.read_text():
+    elif " ".join(found.split()) not in " ".join(PAGE.read_text().split()):  # the page is wrapped
         sys.exit(f"{PAGE} has other tables than these:\n\n{found}")
 
 

@@ -16,6 +16,7 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
+from sparring import algorithms
 from sparring.experience import Fragment, new_id
 from sparring.experience.fragment import Columns, pack
 from sparring.experiment import Experiment, override, read
@@ -27,7 +28,6 @@ from sparring.training.evaluate import play
 from sparring.training.loop import train
 
 EXPERIMENTS = Path(__file__).parent.parent / "experiments"
-OFFLINE = ("bc", "iql", "cql")
 UPDATES = {"bc": 5_000, "iql": 20_000, "cql": 10_000}
 UNSEEN = 1_000_000  # the seed of the episodes that judge: far from those of training
 Player = Callable[[Array, np.random.Generator], Array | int]
@@ -106,7 +106,7 @@ def record_all(name: str, players: list[str], path: Path, steps: int) -> dict[st
 
 
 def experiment(name: str, algorithm: str, store: Path, changes: list[str]) -> Experiment:
-    if algorithm not in OFFLINE:
+    if not algorithms.find(algorithm).offline:
         return read(EXPERIMENTS / f"{name}-{algorithm}.yaml", changes)
     layers = [{"layer": "dense", "units": 64}] * 2
     data = {
@@ -132,7 +132,7 @@ def run(name: str, algorithm: str, args: argparse.Namespace, folder: Path) -> No
         finished = train(msgspec.structs.replace(asked, seed=seed, out=out))
         seconds.append(time.monotonic() - began)
         row = finished.rows()[-1]
-        steps.append(int(row["updates" if algorithm in OFFLINE else "steps"]))
+        steps.append(int(row[asked.axis]))
         policy = finished.policy()
         results.append(judge(policy, args.episodes))
         if algorithm == "bc":
@@ -163,7 +163,7 @@ def main() -> None:
     print(f"{args.game}: {args.seeds} seeds, {args.episodes} unseen episodes each\n")
     with tempfile.TemporaryDirectory() as folder:
         recorded = {}
-        if set(args.algorithms) & set(OFFLINE):
+        if any(algorithms.find(name).offline for name in args.algorithms):
             recorded = record_all(args.game, args.players, Path(folder) / "store.db", args.recorded)
         print("| | steps (offline: updates) | seconds | return | by seed |\n|---|---|---|---|---|")
         for player, mean in recorded.items():

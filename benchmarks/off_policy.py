@@ -19,7 +19,7 @@ import numpy as np
 import optax
 
 from sparring import algorithms
-from sparring.algorithms.replay import Batch, Replay
+from sparring.algorithms.replay import Replay, Transitions
 from sparring.experience.fragment import Columns
 from sparring.games import Box, Game
 
@@ -59,7 +59,7 @@ def follow(new: Any, old: Any) -> Any:
     return jax.tree.map(lambda n, o: TAU * n + (1 - TAU) * o, new, old)
 
 
-def bare_sac() -> tuple[Any, Callable[[Any, Batch], Any]]:
+def bare_sac() -> tuple[Any, Callable[[Any, Transitions], Any]]:
     actor_adam, critic_adam = optax.adam(LR), optax.adam(CRITIC_LR)
     keys = jax.random.split(jax.random.key(0), 3)
     actor = network(keys[0], [44, WIDTH, WIDTH, 34])
@@ -67,7 +67,7 @@ def bare_sac() -> tuple[Any, Callable[[Any, Batch], Any]]:
     log_alpha = jnp.zeros(())
     optimisers = actor_adam.init(actor), critic_adam.init(critic), actor_adam.init(log_alpha)
 
-    def step(state: Any, b: Batch) -> tuple[Any, None]:
+    def step(state: Any, b: Transitions) -> tuple[Any, None]:
         actor, critic, target, log_alpha, (a_opt, c_opt, t_opt), key = state
         key, k1, k2 = jax.random.split(key, 3)
         alpha = jnp.exp(log_alpha)
@@ -92,20 +92,20 @@ def bare_sac() -> tuple[Any, Callable[[Any, Batch], Any]]:
     return (actor, critic, critic, log_alpha, optimisers, jax.random.key(1)), update
 
 
-def bare_td3() -> tuple[Any, Callable[[Any, Batch], Any]]:
+def bare_td3() -> tuple[Any, Callable[[Any, Transitions], Any]]:
     adam = optax.adam(CRITIC_LR)
     keys = jax.random.split(jax.random.key(0), 3)
     actor = network(keys[0], [44, WIDTH, WIDTH, 17])
     critic = [network(k, [61, WIDTH, WIDTH, 1]) for k in keys[1:]]
 
-    def learn_actor(state: Any, b: Batch) -> Any:
+    def learn_actor(state: Any, b: Transitions) -> Any:
         actor, critic, target_actor, target, (a_opt, c_opt), key, n = state
         grads = jax.grad(lambda a: -q_of(critic[:1], b.obs, jnp.tanh(forward(a, b.obs)))[0].mean())(actor)
         change, a_opt = adam.update(grads, a_opt)
         actor = optax.apply_updates(actor, change)
         return actor, critic, follow(actor, target_actor), follow(critic, target), (a_opt, c_opt), key, n
 
-    def step(state: Any, b: Batch) -> tuple[Any, None]:
+    def step(state: Any, b: Transitions) -> tuple[Any, None]:
         actor, critic, target_actor, target, (a_opt, c_opt), key, n = state
         key, k1 = jax.random.split(key)
         a2 = jnp.tanh(forward(target_actor, b.next_obs))
@@ -121,7 +121,7 @@ def bare_td3() -> tuple[Any, Callable[[Any, Batch], Any]]:
     return (actor, critic, actor, critic, optimisers, jax.random.key(1), jnp.zeros((), jnp.int32)), update
 
 
-def ours(name: str, **config: Any) -> Callable[[Batch], Any]:
+def ours(name: str, **config: Any) -> Callable[[Transitions], Any]:
     algorithm = algorithms.create(name, GAME, config)
     state = algorithm.init(jax.random.key(0))
     normaliser = {"normaliser.mean": np.zeros(44, "f4"), "normaliser.std": np.ones(44, "f4")}

@@ -21,8 +21,8 @@ from sparring.experience import Fragment, new_id, wire
 from sparring.games import Box, Discrete, Game
 from sparring.store import Outcome
 from sparring.store.sqlite import SqliteStore
-from sparring.store.tables import PAGE
-from sparring.store.writer import CHECKPOINT
+from sparring.store.sqlite.tables import PAGE
+from sparring.store.sqlite.writer import CHECKPOINT
 
 BATCH, STEPS, PLAYERS, PER_EPISODE = 50, 100, 20, 5
 CASES = {

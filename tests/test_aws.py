@@ -494,7 +494,7 @@ def test_a_server_without_the_sdk_has_the_small_chain_and_is_told_what_to_instal
 def test_a_game_has_the_small_chain_whatever_is_installed(profiles: Path) -> None:
     """Its own process: what it imports shows. A server's, the same stream by its command, goes by the SDK."""
     code = (
-        "import sys; from sparring.client.transports.kinesis import StreamServer\n"
+        "import sys; from sparring.client.transports.kinesis import KinesisTransport\n"
         "from sparring.aws.kinesis import Kinesis\n"
         "stream = Kinesis('kinesis://play')\n"
         "try: stream._credentials()\n"

@@ -51,5 +51,7 @@ def test_a_callback_of_the_examples_in_a_file(tmp_path):
 
 def test_all_examples_are_listed():
     page = (EXAMPLES / "README.md").read_text()
-    for name in BUDGETS:
-        assert f"[{name}.py]({name}.py)" in page
+    names = {path.name for path in EXAMPLES.glob("*.py")}
+    assert {f"{name}.py" for name in BUDGETS} <= names
+    for name in names:
+        assert f"[{name}]({name})" in page

@@ -5,7 +5,7 @@ from typing import Annotated, Any
 
 import msgspec
 
-from sparring.games.spec import NAME, told
+from sparring.games.spec import NAME, constrained
 from sparring.registry.manifest import Manifest
 from sparring.store.protocol import PlayerStats, Stats
 
@@ -50,14 +50,19 @@ class Uploaded(msgspec.Struct, frozen=True):
     accepted: int
     duplicates: int
     rejected: list[Rejected] = []
+    # Names of fields that this server does not know, and did not store. Unset is not written: most have none.
+    ignored: list[str] | msgspec.UnsetType = msgspec.UNSET
 
 
 class Act(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Asks for actions. `obs`: a list of observations as in JSON fragments; in msgpack also the raw column."""
 
-    obs: Annotated[list[Any], told(minItems=1, maxItems=MAX_OBSERVATIONS)] | Annotated[bytes, told(minLength=1)]
+    obs: (
+        Annotated[list[Any], constrained(minItems=1, maxItems=MAX_OBSERVATIONS)]
+        | Annotated[bytes, constrained(minLength=1)]
+    )
     schema: str | None = None
-    model: Annotated[str, told(pattern=f"^{NAME.pattern}$")] = "bot"
+    model: Annotated[str, constrained(pattern=f"^{NAME.pattern}$")] = "bot"
     version: Annotated[int, msgspec.Meta(ge=1, lt=10**15)] | None = None  # none: the latest
     explore: bool = False
 

@@ -15,7 +15,8 @@ from rich.live import Live
 
 from sparring.api import Snapshot
 from sparring.client import Unavailable
-from sparring.client.transports.http import Refused, Server
+from sparring.client.transports.base import Refused
+from sparring.client.transports.http import HttpConnection
 from sparring.errors import InputError, SparringError
 from sparring.games import catalog
 from sparring.players.mock import Summary, play
@@ -108,7 +109,7 @@ def _players(game: str, url: str, count: int) -> Iterator[list[Summary]]:
 def _watch(console: Console, url: str, game: str, goal: float, until: float, stay: bool) -> Snapshot | None:
     """Shows the live view (or, without a terminal, a line now and then) until the goal is reached, time is up or, with
     `stay`, Ctrl-C is pressed."""
-    server, name = Server(url), game.replace("/", "-")
+    server, name = HttpConnection(url), game.replace("/", "-")
     snapshot: Snapshot | None = None
     next_line = 0.0
     with contextlib.suppress(KeyboardInterrupt), contextlib.ExitStack() as stack:

@@ -1,15 +1,15 @@
 """An experiment: one typed, frozen description of a training, the same as YAML. Whatever a file or the command line
 gets wrong is told by its key, its path and the nearest right one. Light: no learning stack is loaded here."""
 
-import difflib
 import re
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal
 
 import msgspec
 
 from sparring.errors import InputError
+from sparring.fields import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, convert
 from sparring.files import write_whole
 
 __all__ = [
@@ -20,17 +20,11 @@ __all__ = [
     "Resources",
     "Rollout",
     "Stop",
-    "check_keys",
-    "explain",
     "override",
     "read",
     "write",
 ]
 
-PositiveInt = Annotated[int, msgspec.Meta(ge=1)]
-NonNegativeInt = Annotated[int, msgspec.Meta(ge=0)]
-NonNegativeFloat = Annotated[float, msgspec.Meta(ge=0)]
-PositiveFloat = Annotated[float, msgspec.Meta(gt=0)]
 Seed = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
 
 
@@ -185,11 +179,6 @@ class Experiment(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return "updates" if self.source == "store" else "steps"
 
     @property
-    def is_rllib(self) -> bool:
-        """Whether RLlib trains it (`rllib/…`)."""
-        return self.name.startswith("rllib/")
-
-    @property
     def hyperparameters(self) -> dict[str, Any]:
         """`algorithm` without its name."""
         return {key: value for key, value in self.algorithm.items() if key != "name"}
@@ -205,11 +194,7 @@ class Experiment(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         if not isinstance(data, dict):
             raise InputError("an experiment is a mapping with at least `game` and `algorithm`")
         refuse_sweep(data)
-        check_keys(data, cls, "")
-        try:
-            return msgspec.convert(data, cls)
-        except msgspec.ValidationError as error:
-            raise InputError(explain(error)) from error
+        return convert(data, cls)
 
     def to_builtins(self) -> dict[str, Any]:
         """As plain data, for YAML or JSON; `parse` reads it back."""
@@ -286,41 +271,10 @@ def parse_yaml(text: str, where: str) -> Any:
         raise InputError(f"{where} is not valid YAML: {' '.join(str(error).split())}") from error
 
 
-def check_keys(data: dict[str, Any], kind: type[msgspec.Struct], path: str) -> None:
-    """msgspec names an unknown key, but neither its neighbours nor the right one."""
-    fields = {field.encode_name: field.name for field in msgspec.structs.fields(kind)}
-    hints = get_type_hints(kind)
-    for key, value in data.items():
-        full = f"{path}{key}"
-        if key not in fields:
-            near = difflib.get_close_matches(str(key), fields, 1)
-            hint = f"did you mean {path}{near[0]}?" if near else f"there are {', '.join(fields)}"
-            raise InputError(f"unknown key {full}: {hint}")
-        inner = hints[fields[key]]
-        if get_origin(inner) is Literal and value not in get_args(inner):
-            raise InputError(f"{full} is {value!r}: choose one of {', '.join(get_args(inner))}")
-        if get_origin(inner) is None and isinstance(inner, type) and issubclass(inner, msgspec.Struct):
-            if not isinstance(value, dict):
-                raise InputError(f"{full} is {value!r}, but a group of keys: {', '.join(f for f in _names(inner))}")
-            check_keys(value, inner, f"{full}.")
-
-
 def refuse_sweep(data: dict[str, Any]) -> None:
-    from sparring.sweep.space import find
+    from sparring.search_space import find
 
     searched = next((axis.name for axis in find(data)), None)
     if searched is not None or "tune" in data:
         why = "it has `tune`" if searched is None else f"{searched} is searched"
         raise InputError(f"this is a sweep ({why}): use `sparring sweep`")
-
-
-def _names(kind: type[msgspec.Struct]) -> list[str]:
-    return [field.encode_name for field in msgspec.structs.fields(kind)]
-
-
-def explain(error: msgspec.ValidationError) -> str:
-    """'Expected `int`, got `str` - at `$.rollout.workers`' → 'rollout.workers: expected `int`, got `str`'."""
-    message, at, path = str(error).rpartition(" - at `$.")
-    if not at:
-        return str(error)
-    return f"{path.rstrip('`')}: {message[0].lower()}{message[1:]}"

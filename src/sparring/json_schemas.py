@@ -12,8 +12,10 @@ import msgspec
 from sparring import algorithms
 from sparring.experiment import Experiment
 from sparring.games import Game
+from sparring.networks.activations import ACTIVATIONS
+from sparring.networks.layers import LAYERS, Layer, find_layer
+from sparring.search_space import KINDS
 from sparring.sweep.plan import SAME, Tune
-from sparring.sweep.space import KINDS
 
 __all__ = ["KINDS_OF_FILES", "Schema", "experiment", "game", "sweep"]
 
@@ -28,6 +30,7 @@ OUTSIDE = r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$"  # module:Attribute
 def game() -> Schema:
     """Of a game's declaration (.json)."""
     schema, defs = _schema(Game)
+    defs["Game"]["additionalProperties"] = False  # in a file that a person writes, an unknown key is a typo
     return {"$schema": DIALECT, "title": "A game of Sparring", **schema, "$defs": defs}
 
 
@@ -35,17 +38,32 @@ def experiment() -> Schema:
     """Of an experiment's file (.yaml), with the hyperparameters of each of our algorithms."""
     schema, defs = _schema(Experiment)
     rules = []
-    for name in algorithms.NAMES:
-        _, found = _schema(config := algorithms.config_of(name))
+    for name in algorithms.ALGORITHMS:
+        _, found = _schema(config := algorithms.find(name).config_class)
         own = found.pop(config.__name__)
         own["title"] = f"Hyperparameters of {name}"
         own["properties"] = {"name": {"const": name}, **own["properties"]}
         defs |= found | {name: own}
         rules.append({"if": _named({"const": name}), "then": {"$ref": REF.format(name=name)}})
-    ours = {"enum": list(algorithms.NAMES)}
+    defs |= _layers()
+    ours = {"enum": list(algorithms.ALGORITHMS)}
     others = {"pattern": OUTSIDE, "type": "string"}, {"pattern": "^rllib/", "type": "string"}
     defs["Experiment"]["properties"]["algorithm"] |= _named({"anyOf": [ours, *others]}) | {"allOf": rules}
     return {"$schema": DIALECT, "title": "An experiment of Sparring", **schema, "$defs": defs}
+
+
+def _layers() -> dict[str, Schema]:
+    """`Layer`, and what it may be: one of ours, or anybody's."""
+    defs: dict[str, Schema] = {}
+    other = {"type": "object", "properties": {"layer": {"type": "string", "pattern": OUTSIDE}}, "required": ["layer"]}
+    for name in LAYERS:
+        schema, more = _schema(find_layer(name))
+        defs |= more
+        other = {"if": {"properties": {"layer": {"const": name}}, "required": ["layer"]}, "then": schema, "else": other}
+    for each in defs.values():
+        if "activation" in each["properties"]:
+            each["properties"]["activation"] |= {"anyOf": [{"enum": list(ACTIVATIONS)}, {"pattern": OUTSIDE}]}
+    return {**defs, "Layer": {"title": "A layer of a network", **other}}
 
 
 def _named(name: Schema) -> Schema:
@@ -91,9 +109,9 @@ def _searched() -> Schema:
     }
 
 
-def _schema(kind: type[msgspec.Struct]) -> tuple[Schema, dict[str, Schema]]:
+def _schema(kind: type) -> tuple[Schema, dict[str, Schema]]:
     """msgspec's, with a description of every field."""
-    (schema,), defs = msgspec.json.schema_components([kind], ref_template=REF)
+    (schema,), defs = msgspec.json.schema_components([kind], ref_template=REF, schema_hook=_hook)
     for struct in _structs(msgspec.inspect.type_info(kind)):
         found = defs[struct.__name__]
         if "description" in found:
@@ -103,6 +121,12 @@ def _schema(kind: type[msgspec.Struct]) -> tuple[Schema, dict[str, Schema]]:
             if (words := told.get(field.name)) is not None:
                 found["properties"][field.encode_name]["description"] = words
     return schema, defs
+
+
+def _hook(kind: type) -> Schema:
+    if kind is Layer:
+        return {"$ref": REF.format(name="Layer")}
+    raise NotImplementedError
 
 
 def _structs(info: Any) -> Iterator[type[msgspec.Struct]]:

@@ -17,6 +17,7 @@ from sparring.aws.kinesis import Kinesis, default_directory
 from sparring.errors import InputError
 from sparring.files import try_lock
 from sparring.gateway.app import create_app, serve
+from sparring.heartbeat import Patience, Watch
 from sparring.registry.registry import Registry, RegistryError
 from sparring.store import open_store
 from sparring.store.protocol import Store
@@ -43,11 +44,12 @@ def up(
     stream: str | None = None,
     ingest: bool = True,
     allowed_hosts: Sequence[str] = (),
+    patience: Patience | None = None,
 ) -> None:
     """Runs until SIGINT or SIGTERM, then stops cleanly; the next `up` on the same directory goes on. `settings`: the
     trainer's, as JSON; none: no trainer. `store` and `registry`: others than the directory's own, by their addresses.
     With a `stream` uploads go over it to the store; `ingest`: by a job of ours. `allowed_hosts`: names that
-    the gateway answers to, see `gateway.hosts`."""
+    the gateway answers to, see `gateway.hosts`. `patience`: with a trainer that gives no sign of life."""
     published = _registry(data, registry)
     with _locked(data, "lock"), contextlib.ExitStack() as stack:
         if settings is not None:
@@ -64,7 +66,7 @@ def up(
 
         def started(url: str) -> None:
             if settings is not None:  # only now: a port in use must not cost a trainer's start
-                stack.enter_context(_trainer(data, settings, store, registry))
+                stack.enter_context(_trainer(data, settings, store, registry, patience or Patience()))
             if stream is not None and ingest:
                 stack.enter_context(_ingest(data, stream, address))
             if ready is not None:
@@ -121,12 +123,14 @@ def _require_writable(log: Path) -> None:
 
 
 @contextlib.contextmanager
-def _trainer(data: Path, settings: bytes, store: str | None, registry: str | None) -> Iterator[None]:
+def _trainer(
+    data: Path, settings: bytes, store: str | None, registry: str | None, patience: Patience
+) -> Iterator[None]:
     command = [sys.executable, "-m", "sparring.trainer.process", "--parent", str(os.getpid())]
     command += _trainer_words(data, settings, store, registry)
     # Gateway, players and learner share the cores: a small network gains nothing from more threads than one.
     env = {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": "--xla_cpu_multi_thread_eigen=false"}
-    with _kept(command, data / TRAINER_LOG, env | os.environ):
+    with _kept(command, data / TRAINER_LOG, env | os.environ, patience):
         yield
 
 
@@ -140,8 +144,9 @@ def _ingest(data: Path, stream: str, store: str) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _kept(command: list[str], log: Path, env: dict[str, str]) -> Iterator[None]:
-    """Keeps a child running. It writes to `log` and goes when we go, also when we are killed."""
+def _kept(command: list[str], log: Path, env: dict[str, str], patience: Patience | None = None) -> Iterator[None]:
+    """Keeps a child running. It writes to `log` and goes when we go, also when we are killed. `patience`: it gives
+    signs of life (--beat), and is replaced when it does not."""
     stopping = threading.Event()
 
     def keep() -> None:
@@ -153,14 +158,33 @@ def _kept(command: list[str], log: Path, env: dict[str, str]) -> Iterator[None]:
             stopping.wait(RESTART_AFTER)
 
     def run() -> None:
+        if patience is None:
+            attend(command, None)
+            return
+        with contextlib.closing(Watch(patience)) as watch:
+            attend([*command, "--beat", str(watch.pipe)], watch)
+
+    def attend(words: list[str], watch: Watch | None) -> None:
+        """One process, to its end."""
+        pipes = () if watch is None else (watch.pipe,)
         with (
             log.open("ab") as output,
             subprocess.Popen(
-                command, stdout=output, stderr=output, stdin=subprocess.DEVNULL, start_new_session=True, env=env
+                words,
+                stdout=output,
+                stderr=output,
+                stdin=subprocess.DEVNULL,
+                start_new_session=True,
+                env=env,
+                pass_fds=pipes,
             ) as child,
         ):
+            if watch is not None:
+                watch.hand_over()
             while child.poll() is None and not stopping.wait(0.2):
-                continue
+                if watch is not None and watch.hung(child.pid):
+                    child.kill()
+                    child.wait()
             if child.poll() is None:
                 child.terminate()
                 _wait(child)

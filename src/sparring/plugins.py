@@ -10,12 +10,23 @@ from typing import Any
 
 from sparring.errors import InputError
 
-__all__ = ["find", "is_outside"]
+__all__ = ["check_name", "find", "is_outside"]
 
 
 def is_outside(name: str) -> bool:
     """Whether the name is `module:Attribute`, a part that is not ours."""
     return ":" in name
+
+
+def check_name(kind: str, name: str, ours: Mapping[str, str]) -> None:
+    """Loads nothing: a name of ours is known, anybody else's is taken for good.
+
+    :raises InputError: it is neither; the nearest of ours is named.
+    """
+    if name not in ours and not is_outside(name):
+        near = difflib.get_close_matches(name, ours, 1)
+        hint = f", did you mean {near[0]!r}?" if near else f": choose one of {', '.join(ours)}, or module:Name"
+        raise InputError(f"no {kind} {name!r}{hint}")
 
 
 def find(kind: str, name: str, ours: Mapping[str, str]) -> Any:
@@ -26,13 +37,10 @@ def find(kind: str, name: str, ours: Mapping[str, str]) -> Any:
     :param ours: names and where they are, as `package.module:Attribute`. Modules load when they are used.
     :raises InputError: there is no such part, or its module cannot be imported.
     """
+    check_name(kind, name, ours)
     if name in ours:
         module, _, attribute = ours[name].partition(":")
         return getattr(importlib.import_module(module), attribute)
-    if not is_outside(name):
-        near = difflib.get_close_matches(name, ours, 1)
-        hint = f", did you mean {near[0]!r}?" if near else f": choose one of {', '.join(ours)}, or module:Name"
-        raise InputError(f"no {kind} {name!r}{hint}")
     module, _, attribute = name.partition(":")
     if os.getcwd() not in sys.path:
         sys.path.append(os.getcwd())

@@ -10,7 +10,7 @@ import jax
 import numpy as np
 
 from sparring import algorithms
-from sparring.algorithms.replay import Batch, Replay
+from sparring.algorithms.replay import Replay, Transitions
 from sparring.experience.fragment import Columns
 from sparring.games import Box, Discrete, Game, MultiDiscrete
 from sparring.games.spec import Array
@@ -94,6 +94,8 @@ def anything(game: Game, rng: np.random.Generator) -> Callable[[Array], Array]:
 class Learning:
     """An algorithm, what it learned, and what it learns from."""
 
+    name = ""  # by which the algorithm was found
+
     def __init__(self, algorithm: Any, seed: int = 0, capacity: int = 20_000) -> None:
         self.algorithm, self.game, self.config = algorithm, algorithm.game, algorithm.config
         self.rng = np.random.default_rng(seed)
@@ -105,7 +107,7 @@ class Learning:
     def take(self, data: Data) -> None:
         self.normaliser.observe(self.replay.extend(*data))
 
-    def sample(self, updates: int) -> Batch:
+    def sample(self, updates: int) -> Transitions:
         c = self.config
         return self.replay.sample(self.rng, updates, c.batch, gamma=c.gamma, n_step=c.n_step)
 

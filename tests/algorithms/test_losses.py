@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from small_games import BOX, DISCRETE, Learning, anything, make, play
 
-from sparring.algorithms.replay import Batch
+from sparring.algorithms.replay import Transitions
 from sparring.experience.fragment import Columns
 from sparring.games import Box, Discrete, Game
 from sparring.games.spec import Array
@@ -24,11 +24,11 @@ def shaken(params: Any, seed: int) -> Any:
     return jax.tree.map(lambda p: p + 0.3 * rng.standard_normal(np.shape(p)).astype("f4"), params)
 
 
-def transitions(game: Game, size: int, seed: int = 0, n_action: int = 0) -> Batch:
+def transitions(game: Game, size: int, seed: int = 0, n_action: int = 0) -> Transitions:
     rng = np.random.default_rng(seed)
     width = 2 if isinstance(game.observation, Box) else 4
     action = rng.integers(0, n_action, size) if n_action else rng.uniform(-1, 1, (size, 2)).astype("f4")
-    return Batch(
+    return Transitions(
         obs=rng.standard_normal((size, width)).astype("f4"),
         action=action,
         reward=rng.standard_normal(size).astype("f4"),

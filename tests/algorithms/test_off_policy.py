@@ -52,7 +52,9 @@ def seen(learning: Learning, count: int = 100) -> tuple[Array, jax.Array]:
 
 @pytest.fixture(scope="module", params=ALL, ids=lambda p: f"{p[0]}-{p[1].name}")
 def learned(request: pytest.FixtureRequest) -> Learning:
-    return filled(*request.param, updates=100)
+    learning = filled(*request.param, updates=100)
+    learning.name = request.param[0]
+    return learning
 
 
 # Learning
@@ -212,7 +214,7 @@ def test_no_gradient_flows_into_what_a_critic_is_compared_with(name: str) -> Non
 def test_targets_follow_slowly(learned: Learning) -> None:
     first, now = (s._asdict() for s in (learned.algorithm.init(jax.random.key(0)), learned.state))
     targets = {key for key in now if key.startswith("target")}
-    assert bool(targets) == (learned.algorithm.name != "bc")
+    assert bool(targets) == (learned.name != "bc")
     for key in targets:
         source = key.removeprefix("target_") if "_" in key else ("params" if "params" in now else "critic")
         for name, array in now[key].items():
@@ -226,7 +228,7 @@ def test_targets_follow_slowly(learned: Learning) -> None:
 
 
 def test_the_same_seed_gives_the_same_result(learned: Learning) -> None:
-    again = filled(learned.algorithm.name, learned.game, 100)
+    again = filled(learned.name, learned.game, 100)
     assert same(again.state, learned.state)
     assert all(np.isfinite(x).all() for x in jax.tree.leaves(again.state))
     assert int(again.state.updates) == 100
@@ -272,12 +274,12 @@ def test_wrong_action_space(name: str, game: Game, words: str) -> None:
     "wrong", [{"lr": 0}, {"batch": 0}, {"batch": "many"}, {"layers": [{"layer": "magic"}]}], ids=str
 )
 def test_wrong_hyperparameters(name: str, wrong: dict[str, Any]) -> None:
-    with pytest.raises(InputError, match=f"algorithm {name}: .*{next(iter(wrong))}"):
+    with pytest.raises(InputError, match=rf"algorithm\.{next(iter(wrong))}(\[0\])?(: expected| is )"):
         algorithms.create(name, DISCRETE if name == "dqn" else BOX, wrong)
 
 
 def test_misspelt_names() -> None:
-    with pytest.raises(InputError, match="did you mean 'critic_lr'"):
+    with pytest.raises(InputError, match=r"unknown key algorithm\.critik_lr: did you mean algorithm\.critic_lr\?"):
         algorithms.create("sac", BOX, {"critik_lr": 1e-3})
     with pytest.raises(InputError, match="did you mean 'td3'"):
         algorithms.create("td4", BOX)

@@ -1,4 +1,5 @@
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -7,7 +8,7 @@ import numpy as np
 import pytest
 from fake_server import GAME, FakeServer, Handler, Reply, policy_file, problem, until, walk
 
-from sparring.client import Acted, Client, Unavailable
+from sparring.client import Acted, Client, Unavailable, bots
 from sparring.client.bot import Bot, Loaded, RandomPlay
 from sparring.client.convert import to_feeds
 from sparring.client.recorder import Recorder
@@ -366,3 +367,101 @@ def test_steps_of_a_bot_asked_for_one_player_are_not_anothers(published: FakeSer
     assert client.flush()
     (fragment,) = published.fragments.values()
     assert fragment.model is None
+
+
+class Trickle:
+    """A server's fault: a model's file comes a byte at a time, until it is told to hurry."""
+
+    def __init__(self) -> None:
+        self.hurry, self.begun = threading.Event(), threading.Event()
+
+    def __call__(self, handler: Handler, body: bytes) -> Reply | bool | None:
+        if "/files/" not in handler.path:
+            return False
+        handler.send_response(200)
+        handler.send_header("Content-Length", str(len(V2)))
+        handler.end_headers()
+        sent = 0
+        while sent < len(V2) and not self.hurry.is_set() and not handler.server.ending.is_set():
+            handler.wfile.write(V2[sent : sent + 1])
+            handler.wfile.flush()
+            sent += 1
+            self.begun.set()
+            self.hurry.wait(0.05)
+        handler.wfile.write(V2[sent:])
+        return None
+
+
+def test_a_slow_download_delays_no_upload(published: FakeServer, client_of: Make) -> None:
+    client = client_of(published.url, refresh=0.05, timeout=60)
+    bot = client.bot()
+    published.fault = trickle = Trickle()
+    published.publish(GAME, V2, 2)
+    assert trickle.begun.wait(10)
+    for episode in range(5):
+        for step in walk(4, episode):
+            client.record(*step)
+        start = time.monotonic()
+        assert client.flush(10)
+        assert time.monotonic() - start < 5
+    assert published.steps() == 20
+    assert not trickle.hurry.is_set()
+    assert bot.act(OBS) in range(3)
+    assert bot.version == 1
+    trickle.hurry.set()
+    until(lambda: bot.act(OBS) is not None and bot.version == 2)
+
+
+def test_a_slow_download_does_not_hold_up_the_end(published: FakeServer, client_of: Make) -> None:
+    client = client_of(published.url, refresh=0.05, timeout=60)
+    client.bot()
+    published.fault = trickle = Trickle()
+    published.publish(GAME, V2, 2)
+    assert trickle.begun.wait(10)
+    for step in walk(4):
+        client.record(*step)
+    start = time.monotonic()
+    client.close(timeout=20)
+    assert time.monotonic() - start < 5
+    assert published.steps() == 4
+
+
+def test_a_slow_upload_delays_no_bot(published: FakeServer, client_of: Make) -> None:
+    client = client_of(published.url, refresh=0.05, timeout=60)
+    bot, hang = client.bot(), threading.Event()
+
+    def fault(handler: Handler, body: bytes) -> Reply | bool | None:
+        if handler.path.endswith("/fragments"):
+            hang.wait(30)
+        return False
+
+    published.fault = fault
+    for step in walk(4):
+        client.record(*step)
+    assert not client.flush(0.5)
+    published.publish(GAME, V2, 2)
+    until(lambda: bot.act(OBS) is not None and bot.version == 2, 10)
+    assert client.stats.uploaded == 0
+    hang.set()
+    assert client.flush()
+
+
+def test_the_thread_of_the_bots_outlives_any_error(
+    published: FakeServer, client_of: Make, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bots, "FAULT_DELAY", 0.01)
+    client = client_of(published.url, refresh=0.05)
+    bot, newest, calls = client.bot(), client.newest(), []
+
+    def break_down() -> None:
+        calls.append(1)
+        raise ZeroDivisionError("oops")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(newest, "refresh", break_down)
+        until(lambda: len(calls) > 3)
+    assert [r.getMessage() for r in caplog.records if "oops" in r.getMessage() and r.levelname == "WARNING"] == [
+        "looking for a newer bot failed: ZeroDivisionError: oops. It is tried again later"
+    ]
+    published.publish(GAME, V2, 2)
+    until(lambda: bot.act(OBS) is not None and bot.version == 2)

@@ -102,7 +102,7 @@ def test_a_login_in_the_address_is_sent_and_shown_nowhere(
     client.close(timeout=0.1)
     assert set(logins) == {"Basic " + base64.b64encode(b"ann:e:p@ss%").decode()}
     assert "it asks for a login" in caplog.text
-    shown = [caplog.text, client._server.url, *map(str, tmp_path.rglob("*"))]
+    shown = [caplog.text, client._transport.address, *map(str, tmp_path.rglob("*"))]
     assert not [text for text in shown if "ss%" in text or "ann" in text]
 
 

@@ -19,6 +19,8 @@ from sparring.errors import InputError
 from sparring.export.onnx import render
 from sparring.games import Action, Box, Dict, Discrete, Game, MultiDiscrete, Space
 from sparring.games.spec import DTYPES
+from sparring.networks.activations import ACTIVATIONS
+from sparring.networks.layers import LAYERS, find_layer
 from sparring.networks.policy import Policy
 from sparring.networks.spec import (
     Categorical,
@@ -27,7 +29,6 @@ from sparring.networks.spec import (
     Deterministic,
     Gaussian,
     Head,
-    Layer,
     QValues,
     Squashed,
     param_shapes,
@@ -59,8 +60,8 @@ def settings(kind: Any) -> Iterator[Any]:
     choices: list[list[Any]] = []
     for field in msgspec.structs.fields(kind):
         match msgspec.inspect.type_info(field.type):
-            case msgspec.inspect.LiteralType(values):
-                choices.append(list(values))
+            case msgspec.inspect.StrType() if field.name == "activation":
+                choices.append(list(ACTIVATIONS))
             case msgspec.inspect.BoolType():
                 choices.append([False, True])
             case msgspec.inspect.IntType():
@@ -103,7 +104,7 @@ def all_that_is_exported() -> dict[str, tuple[Game, tuple[Any, ...], Any]]:
     assert {type(a) for a in acted} == set(get_args(Action))
     for space in seen:
         found[f"{space}"[:200]] = Game("g", space, Discrete(2)), (), QValues()
-    for layer in itertools.chain.from_iterable(map(settings, get_args(Layer))):
+    for layer in itertools.chain.from_iterable(map(settings, map(find_layer, LAYERS))):
         games = [Game("g", space, Discrete(2)) for space in (plain, Box((6, 6, 3), "uint8"))]
         found |= {f"{layer} {g.observation}": (g, (layer,), QValues()) for g in games if fits(g, (layer,), QValues())}
         assert any(f"{layer} " in name for name in found), f"{layer} fits none of the observations"

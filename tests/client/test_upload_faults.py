@@ -161,14 +161,14 @@ def test_an_unexpected_error_on_the_way_costs_no_data(
     client = client_of(server.url)
     play(client)
     assert client.flush()
-    request, failing = client._server.request, threading.Event()
+    request, failing = client._transport.connection.request, threading.Event()
 
     def break_down(*args: Any, **kwargs: Any) -> Any:
         if failing.is_set():
             raise error
         return request(*args, **kwargs)
 
-    monkeypatch.setattr(client._server, "request", break_down)
+    monkeypatch.setattr(client._transport.connection, "request", break_down)
     failing.set()
     play(client, episodes=2)
     until(lambda: client.stats.spooled == 2)
@@ -190,7 +190,7 @@ def test_an_unexpected_error_in_the_bots_refresh_leaves_the_uploads_alone(
     def break_down(*args: Any, **kwargs: Any) -> Any:
         raise ZeroDivisionError("oops")
 
-    monkeypatch.setattr(client._published, "latest", break_down)
+    monkeypatch.setattr(client._source, "latest", break_down)
     until(lambda: told(caplog))
     monkeypatch.setattr(client, "_tick", break_down)
     monkeypatch.setattr(client._uploader, "_tick", break_down)

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from sparring.algorithms.replay import END, STEP, TERMINAL, encode_action
-from sparring.algorithms.trajectories import Trajectories, from_rows, pack
+from sparring.algorithms.trajectories import Trajectories, from_fragments, from_rows
 from sparring.errors import InputError
 from sparring.experience.fragment import Columns
 from sparring.games import Box, Dict, Discrete, Game, MultiDiscrete
@@ -44,7 +44,7 @@ def test_every_step_is_there_once(seed: int) -> None:
     lengths = rng.integers(1, 40, 30)
     terminated = rng.random(30) < 0.5
     length = int(rng.integers(1, 30))
-    data = pack(
+    data = from_fragments(
         GAME, [fragment(i, n) for i, n in enumerate(lengths)], list(terminated), steps=int(sum(lengths)), length=length
     )
     found = steps_of(data)
@@ -67,17 +67,17 @@ def test_one_shape_whatever_the_lengths() -> None:
         lengths: list[int] = []
         while sum(lengths) < 2000:
             lengths.append(min(int(rng.integers(mean, 2 * mean)), 2000 - sum(lengths)))
-        data = pack(GAME, [fragment(i, n) for i, n in enumerate(lengths)], [True] * len(lengths), steps=2000)
+        data = from_fragments(GAME, [fragment(i, n) for i, n in enumerate(lengths)], [True] * len(lengths), steps=2000)
         assert data.mask.sum() == 2000
         shapes.add(data.obs.shape)
     assert len(shapes) == 1
-    ones = pack(GAME, [fragment(i, 1) for i in range(2000)], [True] * 2000, steps=2000)
+    ones = from_fragments(GAME, [fragment(i, 1) for i in range(2000)], [True] * 2000, steps=2000)
     assert ones.mask.sum() == 2000
     assert ones.mask.shape == (2 * shapes.pop()[0], 256)
 
 
 def test_a_fragment_that_fills_a_segment_wastes_nothing() -> None:
-    data = pack(GAME, [fragment(0, 16), fragment(1, 16)], [False, True], steps=26, length=16)
+    data = from_fragments(GAME, [fragment(0, 16), fragment(1, 16)], [False, True], steps=26, length=16)
     assert data.mask[:2].all()
     assert data.obs[0, 16].tolist() == [0, 16]
     assert data.obs[1, 0].tolist() == [1, 0]
@@ -85,11 +85,11 @@ def test_a_fragment_that_fills_a_segment_wastes_nothing() -> None:
 
 
 def test_what_people_played_is_left_out() -> None:
-    data = pack(GAME, [fragment(0, 5, log_prob=False), fragment(1, 6)], [True, False], steps=11)
+    data = from_fragments(GAME, [fragment(0, 5, log_prob=False), fragment(1, 6)], [True, False], steps=11)
     assert {step[0] for step in steps_of(data)} == {1}
     assert not data.terminated.any()
     with pytest.raises(InputError, match="log-probabilities"):
-        pack(GAME, [fragment(0, 5, log_prob=False)], [True], steps=11)
+        from_fragments(GAME, [fragment(0, 5, log_prob=False)], [True], steps=11)
 
 
 def test_rows_of_actors() -> None:
@@ -111,12 +111,18 @@ def test_observations_of_every_space_are_encoded() -> None:
     obs = np.zeros(4, space.element)
     obs["weapon"] = [1, 2, 3, 1]
     columns = Columns(obs, np.array([[0, 1]] * 3, "<i4"), np.zeros(3, "<f4"), np.zeros(3, "<f4"))
-    data = pack(Game("g", space, MultiDiscrete((2, 3))), [columns], [True], steps=3, length=4)
+    data = from_fragments(Game("g", space, MultiDiscrete((2, 3))), [columns], [True], steps=3, length=4)
     assert data.obs[0, :4].tolist() == [[0, 0, 1, 0, 0], [0, 0, 0, 1, 0], [0, 0, 0, 0, 1], [0, 0, 1, 0, 0]]
     assert data.action[0, :3].tolist() == [[0, 1]] * 3
     image = Box((3, 8, 9), "uint8")
     columns = Columns(np.zeros((3, 3, 8, 9), "u1"), np.zeros(2, "<i4"), np.zeros(2, "<f4"), np.zeros(2, "<f4"))
-    assert pack(Game("g", image, Discrete(2)), [columns], [True], steps=2, length=4).obs.shape == (1, 5, 8, 9, 3)
+    assert from_fragments(Game("g", image, Discrete(2)), [columns], [True], steps=2, length=4).obs.shape == (
+        1,
+        5,
+        8,
+        9,
+        3,
+    )
 
 
 @pytest.mark.parametrize(

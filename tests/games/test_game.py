@@ -155,7 +155,7 @@ MALFORMED = {
 def test_malformed_declarations_are_refused_with_what_is_wrong(what: str) -> None:
     text, told = MALFORMED[what]
     with pytest.raises(InputError) as caught:
-        Game.from_json(text)
+        Game.declared(text)
     assert "not a game declaration" in str(caught.value)
     assert told in str(caught.value)
 

@@ -3,6 +3,7 @@
 import http.client
 import json
 import re
+import sqlite3
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing
@@ -212,3 +213,24 @@ def until(condition: Callable[[], bool]) -> None:
     while not condition():
         assert time.monotonic() < deadline, "waited in vain"
         time.sleep(0.02)
+
+
+def test_a_game_whose_declaration_cannot_be_read_stops_no_other(site: Site) -> None:
+    """Clients keep their play meanwhile (503); and the game can be deleted."""
+    other = Game("other", Box((2,)), Discrete(2))
+    site.store.register(other)
+    with closing(sqlite3.connect(site.store.path)) as db, db:
+        db.execute("UPDATE game SET spec = '{' WHERE name = 'other'")
+    assert [game["name"] for game in site.ask("GET", "/v1/games")[1]] == [GAME.name]
+    assert site.ask("POST", UPLOAD, wire.encode([fragment()]), MSGPACK)[1]["accepted"] == 1
+    declaration = json.loads(other.to_json())
+    for method, path, body in (
+        ("GET", "/v1/games/other", None),
+        ("PUT", "/v1/games/other", declaration),
+        ("POST", "/v1/games/other/fragments", [row()]),
+    ):
+        status, answer = site.ask(method, path, body)
+        assert status == 503, answer
+        assert "declaration cannot be read" in answer["detail"]
+    assert site.ask("DELETE", "/v1/games/other")[0] == 200
+    assert site.ask("PUT", "/v1/games/other", declaration)[0] == 201

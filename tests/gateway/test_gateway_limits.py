@@ -26,6 +26,7 @@ from sparring.gateway.routes import games
 from sparring.networks.policy import Policy
 from sparring.networks.spec import Dense, QValues
 from sparring.registry.registry import Registry
+from sparring.store import declarations
 from sparring.store.memory import MemoryStore
 from sparring.store.protocol import Outcome, StoreAway, StoreBusy, StoreFull
 
@@ -129,7 +130,7 @@ def head(size: int) -> bytes:
 
 
 def in_flight(port: int) -> int:
-    return int(ask(port, "GET", "/metrics")[1].partition(b"\nsparring_ingest_in_flight_bytes ")[2].split()[0])
+    return int(float(ask(port, "GET", "/metrics")[1].partition(b"\nsparring_ingest_in_flight_bytes ")[2].split()[0]))
 
 
 @pytest.fixture
@@ -231,7 +232,7 @@ def tiny(name: str) -> Game:
 
 
 def test_a_platform_takes_so_many_games_and_no_more(api: Api, setup: Setup, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(games, "MAX_GAMES", 3)
+    monkeypatch.setattr(declarations, "MAX_GAMES", 3)
     assert [api.register(tiny(name)).status for name in "ABCA"] == [201, 201, 507, 200]
     assert "3 games" in api.register(tiny("C")).json()["detail"]
     assert {game.name for game in setup.store.games()} == {GAME.name, "A", "B"}
@@ -242,7 +243,7 @@ def test_a_platform_takes_so_many_games_and_no_more(api: Api, setup: Setup, monk
 def test_the_declarations_of_all_games_take_so_many_bytes_and_no_more(
     api: Api, setup: Setup, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(games, "MAX_DECLARATIONS", 100_000)
+    monkeypatch.setattr(declarations, "MAX_DECLARATIONS", 100_000)
     wide = [Game(name, Box((9000,), low=(0.0,) * 9000), Discrete(2)) for name in "ABC"]
     assert [api.register(game).status for game in wide] == [201, 201, 507]
     assert [api.register(tiny("D")).status, api.register(wide[0]).status] == [201, 200]

@@ -9,18 +9,22 @@ import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import msgspec
+import prometheus_client
 import pytest
 from gateway_api import GAME, MSGPACK, Api, Setup, fragment, replaced
+from prometheus_client.parser import text_string_to_metric_families
 
-from sparring.api import Snapshot, TrainerStatus
+from sparring.api import Snapshot, StreamStatus, TrainerStatus
 from sparring.errors import SparringError
 from sparring.experience import Fragment, wire
 from sparring.gateway import live
 from sparring.gateway.app import create_app
 from sparring.gateway.live import History, Rate
+from sparring.gateway.prometheus import Histogram
 from sparring.gateway.routes import models
 from sparring.networks.policy import Policy
 from sparring.networks.spec import QValues
@@ -261,9 +265,9 @@ async def watching(api: Api, game: str = GAME.name) -> AsyncIterator[tuple[Strea
 
 
 def watchers(api: Api) -> int:
-    found = re.search(rb"^sparring_watchers (\d+)$", api.get("/metrics").body, re.MULTILINE)
+    found = re.search(rb"^sparring_watchers (\d+\.0)$", api.get("/metrics").body, re.MULTILINE)
     assert found
-    return int(found[1])
+    return int(float(found[1]))
 
 
 def test_watchers_get_snapshots_and_versions(api: Api, setup: Setup, random_policy: Callable[..., Policy]) -> None:
@@ -409,30 +413,75 @@ def test_metrics(api: Api, setup: Setup, random_policy: Callable[..., Policy]) -
     upload(api, frag, fragment(4), replaced(fragment(4), schema="x"))
     upload(api, frag)
     api.get("/nowhere")
-    text = api.get("/metrics").body.decode()
-    samples = dict(re.findall(r"^([^#\s]+) (\S+)$", text, re.MULTILINE))
-    game = f'{{game="{GAME.name}"}}'
+    answered = api.get("/metrics")
+    assert dict(answered.headers)["content-type"] == "text/plain; version=0.0.4; charset=utf-8"
+    families = list(text_string_to_metric_families(answered.body.decode()))
+    samples = {(s.name, *s.labels.values()): s.value for family in families for s in family.samples}
+    labels = {s.name: set(s.labels) for family in families for s in family.samples}
     expected = {
-        'sparring_requests_total{route="/v1/games/{game}/fragments",method="POST",status="200"}': "2",
-        'sparring_requests_total{route="unknown",method="GET",status="404"}': "1",
-        'sparring_ingest_fragments_total{outcome="accepted"}': "2",
-        'sparring_ingest_fragments_total{outcome="duplicate"}': "1",
-        'sparring_ingest_fragments_total{outcome="rejected"}': "1",
-        "sparring_ingest_steps_total": "8",
-        'sparring_ingest_ack_seconds_bucket{le="+Inf"}': "2",
-        "sparring_ingest_ack_seconds_count": "2",
-        "sparring_ingest_in_flight_bytes": "0",
-        f"sparring_store_fragments{game}": "2",
-        f"sparring_store_rejected{game}": "1",
-        f"sparring_latest_version{game}": "1",
+        ("sparring_requests_total", "POST", "/v1/games/{game}/fragments", "200"): 2,
+        ("sparring_requests_total", "GET", "unknown", "404"): 1,
+        ("sparring_ingest_fragments_total", "accepted"): 2,
+        ("sparring_ingest_fragments_total", "duplicate"): 1,
+        ("sparring_ingest_fragments_total", "rejected"): 1,
+        ("sparring_ingest_steps_total",): 8,
+        ("sparring_ingest_ack_seconds_bucket", "+Inf"): 2,
+        ("sparring_ingest_ack_seconds_count",): 2,
+        ("sparring_ingest_in_flight_bytes",): 0,
+        ("sparring_store_fragments", GAME.name): 2,
+        ("sparring_store_rejected", GAME.name): 1,
+        ("sparring_latest_version", GAME.name): 1,
     }
-    assert {name: samples.get(name) for name in expected} == expected
-    assert int(samples["process_resident_memory_bytes"]) > 1 << 20
-    assert float(samples["process_start_time_seconds"]) == pytest.approx(time.time(), abs=600)
-    families = re.findall(r"^# TYPE (\S+)", text, re.MULTILINE)
-    assert len(families) == len(set(families))
-    for line in text.splitlines():
-        assert re.fullmatch(r'# (HELP|TYPE) \w+ .+|\w+({\w+="[^"]*"(,\w+="[^"]*")*})? [0-9.e+-]+', line), line
+    assert {key: samples.get(key) for key in expected} == expected
+    assert samples["process_resident_memory_bytes",] > 1 << 20
+    assert samples["process_start_time_seconds",] == pytest.approx(time.time(), abs=600)
+    assert labels["sparring_requests_total"] == {"route", "method", "status"}
+    assert labels["sparring_store_steps"] == {"game"}
+    kinds = {family.name: family.type for family in families}
+    assert len(kinds) == len(families)
+    assert kinds["sparring_requests"] == kinds["sparring_ingest_received_bytes"] == "counter"
+    assert kinds["sparring_store_steps"] == "gauge"
+
+
+def test_metrics_of_a_stream(setup: Setup, tmp_path: Path) -> None:
+    job = StreamStatus("play", "running", records=7, steps=300, retention=86400.0, missing=1.5, updated=time.time())
+    (tmp_path / "status.json").write_bytes(msgspec.json.encode(job))
+    api = Api(create_app(setup.store, setup.registry, stream_status=tmp_path / "status.json"))
+    try:
+        text = api.get("/metrics").body.decode()
+    finally:
+        api.close()
+    for name, value in {"records": "7.0", "steps": "300.0", "missing_seconds": "1.5", "batches": "0.0"}.items():
+        assert f"# TYPE sparring_stream_{name}_total counter\nsparring_stream_{name}_total {value}\n" in text
+        assert f"# TYPE sparring_stream_{name} gauge\nsparring_stream_{name} {value}\n" in text  # as in version 0.1
+    assert "# TYPE sparring_stream_retention_seconds gauge\nsparring_stream_retention_seconds 86400.0\n" in text
+    assert "sparring_stream_lag_seconds_total" not in text
+
+
+def test_the_histogram_counts_as_prometheus_does() -> None:
+    bounds = (0.1, 0.5, 1.0)
+    ours, theirs = Histogram(bounds), prometheus_client.Histogram("h", "h", buckets=bounds, registry=None)
+    for value in (0.05, 0.1, 0.100001, 0.5, 3.0):
+        ours.observe(value)
+        theirs.observe(value)
+    [family] = theirs.collect()
+    counted = [(s.labels["le"], s.value) for s in family.samples if s.name == "h_bucket"]
+    assert ours.buckets() == counted == [("0.1", 2.0), ("0.5", 4.0), ("1.0", 4.0), ("+Inf", 5.0)]
+    assert ours.sum == next(s.value for s in family.samples if s.name == "h_sum")
+
+
+def test_the_names_of_0_1_are_all_there(api: Api, setup: Setup, random_policy: Callable[..., Policy]) -> None:
+    """Alerts and charts are made of them."""
+    setup.registry.publish(random_policy(GAME, (), QValues()), algorithm="dqn")
+    upload(api, fragment(4))
+    text = api.get("/metrics").body.decode()
+    names = set(re.findall(r"^(\w+)", re.sub("^#.*", "", text, flags=re.M), re.M))
+    store = {f"sparring_store_{name}" for name in ("fragments", "steps", "players", "bytes", "rejected")}
+    ack = {f"sparring_ingest_ack_seconds_{name}" for name in ("bucket", "sum", "count")}
+    counts = {f"sparring_ingest_{name}_total" for name in ("fragments", "steps", "bytes", "received_bytes")}
+    others = {"sparring_requests_total", "sparring_ingest_in_flight_bytes", "sparring_watchers"}
+    process = {"process_start_time_seconds", "process_resident_memory_bytes"}
+    assert names == store | ack | counts | others | process | {"sparring_latest_version"}
 
 
 def test_health(api: Api, setup: Setup, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,11 +1,15 @@
 """The OpenAPI document: whole, consistent, and about the routes that there are."""
 
 import re
+from pathlib import Path
 from typing import Any
 
 import pytest
-from gateway_api import Api
+from gateway_api import GAME, Api, Setup
 from starlette.routing import Route
+
+from sparring.gateway import routes
+from sparring.gateway.app import create_app
 
 METHODS = {"get", "put", "post", "delete"}
 
@@ -74,3 +78,30 @@ def test_uploads_are_documented_in_full(document: dict[str, Any]) -> None:
     upload = document["paths"]["/v1/games/{game}/fragments"]["post"]
     assert set(upload["requestBody"]["content"]) == {"application/msgpack", "application/json"}
     assert set(upload["responses"]) >= {"200", "404", "409", "413", "415", "422", "503", "507"}
+
+
+HELLO = """
+from sparring.gateway.http import JSON, answer
+from sparring.gateway.openapi import Operation
+
+
+def operations(parts):
+    async def hello(request):
+        return answer([game.name for game in await parts.games.all()])
+
+    return [Operation("GET", "/v1/hello", hello, "Says hello to all games", {JSON: list[str]})]
+"""
+
+
+def test_a_new_route_is_one_file(setup: Setup, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "hello.py").write_text(HELLO)
+    monkeypatch.setattr(routes, "__path__", [*routes.__path__, str(tmp_path)])
+    api = Api(create_app(setup.store, setup.registry))
+    try:
+        api.register()
+        assert api.get("/v1/hello").json() == [GAME.name]
+        described = api.get("/v1/openapi.json").json()["paths"]["/v1/hello"]["get"]
+        assert described["summary"] == "Says hello to all games"
+        assert api.request("POST", "/v1/hello").status == 405
+    finally:
+        api.close()

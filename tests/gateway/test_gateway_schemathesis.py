@@ -12,7 +12,8 @@ import jsonschema
 import pytest
 from gateway_process import ask, gateway
 
-from sparring.gateway.app import CARTPOLE, EXAMPLE_GAME, EXAMPLE_UPLOAD
+from sparring.gateway.routes.fragments import EXAMPLE_UPLOAD
+from sparring.gateway.routes.games import CARTPOLE, EXAMPLE_GAME
 from sparring.networks.policy import Policy
 from sparring.networks.spec import Dense, QValues
 from sparring.registry.registry import Registry
@@ -82,7 +83,6 @@ GAMES = [
         (("players",), 0),
         (("players",), 10**9),
         (("env",), 7),
-        (("surprise",), 1),
         (("action",), {**BOX, "dtype": "int8"}),
         (("action",), {"type": "dict", "fields": {"a": BOX}}),
         (("action", "n"), 0),
@@ -126,7 +126,6 @@ UPLOADS = [
             ("start", 0.5),
             ("version", -1),
             ("log_prob", []),
-            ("surprise", 1),
         ]
     ],
 ]

@@ -195,7 +195,7 @@ def test_an_event_stream_over_a_socket(url: str) -> None:
 
     def watchers() -> int:
         text = ask(port, "GET", "/metrics")[1].decode()
-        return int(text.partition("\nsparring_watchers ")[2].split()[0])
+        return int(float(text.partition("\nsparring_watchers ")[2].split()[0]))
 
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=DEADLINE)
     connection.request("GET", f"/v1/events?game={GAME.name}")
@@ -230,11 +230,11 @@ def test_a_watcher_who_stops_reading_is_hung_up_on(setup: Setup, monkeypatch: py
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         connection.connect(("127.0.0.1", port))
         connection.sendall(f"GET /v1/events?game={GAME.name} HTTP/1.1\r\n\r\n".encode())
-        until(lambda: b"\nsparring_watchers 1\n" in ask(port, "GET", "/metrics")[1])
+        until(lambda: b"\nsparring_watchers 1.0\n" in ask(port, "GET", "/metrics")[1])
 
         def dropped() -> bool:
             ask(port, "POST", UPLOAD, wire.encode([fragment(1)]), MSGPACK)
-            return b"\nsparring_watchers 0\n" in ask(port, "GET", "/metrics")[1]
+            return b"\nsparring_watchers 0.0\n" in ask(port, "GET", "/metrics")[1]
 
         until(dropped)
         connection.settimeout(DEADLINE)

@@ -207,6 +207,25 @@ def test_bad_json_rows(api: Api, setup: Setup, name: str) -> None:
 
 
 @pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"obs": [[0.0] * 4] * 3}, "obs has 3 observations, 3 rewards need 4: the one after the last step, too"),
+        ({"obs": [[0.0] * 4], "reward": [1.0], "action": [0]}, "obs has 1 observation, 1 reward need 2"),
+        ({"action": [0]}, "action has 1 action, 3 rewards need 3"),
+        ({"log_prob": [0.0] * 4}, "log_prob has 4 numbers, 3 rewards need 3"),
+        ({"obs": [[0.0] * 4], "reward": [], "action": []}, "steps is 0"),
+        ({"obs": [[0.0] * 3] * 4}, "obs: "),
+    ],
+)
+def test_json_is_answered_in_its_own_words(api: Api, fields: dict[str, Any], words: str) -> None:
+    """Whoever sends numbers in lists knows nothing of columns of bytes."""
+    problem = assert_problem(api.request("POST", UPLOAD, json.dumps([row(**fields)]).encode(), JSON), 422)
+    (rejected,) = problem["rejected"]
+    assert words in rejected["reason"]
+    assert "bytes" not in json.dumps(problem)
+
+
+@pytest.mark.parametrize(
     "body",
     [
         b"",

@@ -51,7 +51,7 @@ def test_images_of_every_size_get_layers_that_fit(shape: tuple[int, ...], expect
     assert Policy(game, layers, Categorical(), arrays).act(np.zeros(shape, np.uint8))[0].shape == ()
 
 
-@pytest.mark.parametrize("name", algorithms.NAMES)
+@pytest.mark.parametrize("name", algorithms.ALGORITHMS)
 def test_every_algorithm_sees_images_with_convolutions(name: str) -> None:
     action = Box((2,), low=-1.0, high=1.0) if name in ("ddpg", "td3", "sac") else Discrete(3)
     game = Game("g", Box((10, 10, 4), "uint8", 0, 255), action)

@@ -27,7 +27,7 @@ WRITER = textwrap.dedent(
     from collections import deque
     sys.path.insert(0, sys.argv[2])
     from store_samples import POLE, cut, fragment
-    from sparring.store import writer
+    from sparring.store.sqlite import writer
     from sparring.store.sqlite import SqliteStore
 
     def tell(what, batch):
@@ -89,7 +89,7 @@ ERASER = textwrap.dedent(
     import sys
     sys.path.insert(0, sys.argv[2])
     from store_samples import POLE, MAZE, fragment
-    from sparring.store import erasing, writer
+    from sparring.store.sqlite import erasing, writer
     from sparring.store.sqlite import SqliteStore
 
     writer.CLEANED, writer.GIVEN_BACK, erasing.ERASE = 8, 8, 50_000  # many small pieces, to be killed between any two

@@ -150,7 +150,7 @@ def test_killed_processes_are_replaced(ray, tmp_path, caplog, victim):
             pool.release(block)
             if number in (5, 15, 25):
                 (host,) = (psutil.Process(host.pid) for host in pool.hosts)
-                workers = [child for nursery in host.children() for child in nursery.children()]
+                workers = [child for forkserver in host.children() for child in forkserver.children()]
                 assert len(workers) == 2
                 os.kill(workers[-1].pid if victim == "worker" else host.pid, signal.SIGKILL)
         assert heard == {0, 1}

@@ -2,22 +2,26 @@
 
 import struct
 import sys
+from contextlib import closing
 from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import typer
+from msgspec.structs import replace
 from typer.testing import CliRunner
 
 from sparring.cli import training as commands
 from sparring.errors import InputError
 from sparring.experiment import Checkpoints, Evaluation, Experiment, Rollout, Stop
-from sparring.games import catalog
+from sparring.games import Discrete, catalog
+from sparring.registry.registry import Registry
 from sparring.runs.live_view import Lines, Terminal, remaining, sparkline
 from sparring.runs.plot import curve, drawn_return, groups
 from sparring.runs.run import Run
 from sparring.runs.tensorboard import EventFile
+from sparring.store.sqlite import SqliteStore
 from sparring.training import loop
 from sparring.training.evaluate import play
 
@@ -126,6 +130,31 @@ def test_publish_then_evaluate_by_name(run, tmp_path):
         assert call("evaluate", name, *where) == call("evaluate", f"{run.path}@last")
     with pytest.raises(InputError, match="has no model 'other'"):
         call("evaluate", "CartPole-v1/other", *where)
+
+
+def test_publish_for_another_game_with_the_same_spaces(run, tmp_path):
+    where = ("--registry", tmp_path / "registry")
+    cartpole = catalog.load("CartPole-v1")
+    mine = replace(cartpole, name="mine", env=None)
+    with pytest.raises(InputError, match=r"no version of a game 'mine'.*--game mine\.json"):
+        call("publish", run.path, *where, "--game", "mine")
+    with closing(SqliteStore(tmp_path / "store.db")) as store:  # the platform's, beside its registry
+        store.register(mine)
+        store.register(replace(cartpole, name="other", action=Discrete(3)))
+    for version in (1, 2):  # then its game is known from the store, or from the version before
+        assert call("publish", run.path, *where, "--game", "mine").splitlines()[0] == f"mine/bot/{version}"
+        (tmp_path / "store.db").unlink(missing_ok=version == 2)
+    policy = Registry(tmp_path / "registry").policy("mine", "bot", 2)
+    assert policy.game == mine
+    for name, array in run.policy("best").params.items():
+        assert np.array_equal(policy.params[name], array)
+    declared = tmp_path / "third.json"
+    declared.write_bytes(replace(cartpole, name="third", env=None).to_json())
+    assert call("publish", run.path, *where, "--game", declared).splitlines()[0] == "third/bot/1"
+    declared.write_bytes(replace(cartpole, name="other", action=Discrete(3)).to_json())
+    with pytest.raises(InputError, match=r"CartPole-v1 does not play other: they differ in action \(Discrete\(n=2"):
+        call("publish", run.path, *where, "--game", declared)
+    assert Registry(tmp_path / "registry").latest("other") is None
 
 
 def test_every_command_takes_any_policy_that_a_run_keeps(run, tmp_path):

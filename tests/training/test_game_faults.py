@@ -144,6 +144,7 @@ def test_a_game_registered_in_the_script_itself_with_workers_is_told(tmp_path, w
     if workers:
         told = " ".join(done.stderr.split())
         assert "put it in a module that they can import, and name the game with it: module:Mine-v0" in told
+        assert not (tmp_path / "runs").exists()  # said before anything was made
 
 
 @pytest.mark.real

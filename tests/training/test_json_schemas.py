@@ -14,7 +14,6 @@ from sparring.errors import InputError
 from sparring.experiment import Experiment, parse_yaml
 from sparring.games import Box, Dict, Discrete, Game, MultiDiscrete, catalog
 from sparring.sweep.plan import Sweep
-from sparring.training import loop
 
 ROOT = Path(__file__).parents[2]
 FILES = sorted((ROOT / "experiments").glob("*.yaml"))
@@ -46,8 +45,8 @@ def test_all_experiments_fit(validators, path):
 
 def test_complete_hyperparameters_fit(validators):
     """What a run writes down: all of them."""
-    for name in algorithms.NAMES:
-        complete = {"name": name, **msgspec.to_builtins(algorithms.config_of(name)())}
+    for name in algorithms.ALGORITHMS:
+        complete = {"name": name, **msgspec.to_builtins(algorithms.find(name).config_class())}
         validators["experiment"].validate(json.loads(json.dumps(SMALL | {"algorithm": complete})))
 
 
@@ -63,15 +62,28 @@ WRONG = {
     "a wrong choice": SMALL | {"runner": "slurm"},
     "no game": {"algorithm": {"name": "ppo"}},
     "a misspelt layer": SMALL | {"algorithm": {"name": "ppo", "layers": [{"layer": "dens", "units": 8}]}},
+    "a misspelt activation": SMALL
+    | {"algorithm": {"name": "ppo", "layers": [{"layer": "dense", "units": 8, "activation": "relo"}]}},
+    "a layer's misspelt key": SMALL | {"algorithm": {"name": "ppo", "layers": [{"layer": "dense", "unit": 8}]}},
     "return_ as in Python": SMALL | {"stop": {"return_": 1.0}},
 }
+
+
+def create(data) -> None:
+    found = Experiment.parse(data)
+    algorithms.create(found.name, catalog.load(found.game), found.hyperparameters)
 
 
 @pytest.mark.parametrize("case", WRONG)
 def test_a_typo_is_refused(validators, case):
     assert not validators["experiment"].is_valid(WRONG[case])
     with pytest.raises(InputError):  # and Sparring agrees
-        loop.hyperparameters(Experiment.parse(WRONG[case]))
+        create(WRONG[case])
+
+
+def test_layers_from_elsewhere_fit(validators):
+    layers = [{"layer": "dense", "units": 8, "activation": "my_module:GELU"}, {"layer": "my_module:Gate", "x": 1}]
+    validators["experiment"].validate(SMALL | {"algorithm": {"name": "ppo", "layers": layers}})
 
 
 def test_algorithms_from_elsewhere_are_not_checked(validators):
@@ -140,7 +152,9 @@ def test_keys_are_described():
             assert value.get("description"), f"{name}.{key}"
         assert ":param" not in defs[name]["description"]
     assert defs["Stop"]["properties"]["return"]["description"].startswith("Mean return to reach")
-    told = {name: [k for k, v in defs[name]["properties"].items() if v.get("description")] for name in algorithms.NAMES}
+    told = {
+        name: [k for k, v in defs[name]["properties"].items() if v.get("description")] for name in algorithms.ALGORITHMS
+    }
     for name, keys in told.items():
         assert len(keys) >= 0.6 * (len(defs[name]["properties"]) - 1), f"{name}: only {keys} are described"
     assert "description" in defs["ppo"]["properties"]["gamma"]

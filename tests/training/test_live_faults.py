@@ -675,3 +675,83 @@ def test_an_evaluation_without_end_does_not_hold_up_learning(tmp_path: Path, mon
     run_dry(trainer)
     assert "not simulated: 10 episodes of CartPole-v1 take longer than 0.2 s" in trainer.status("training").state
     assert trainer.registry.latest(trainer.game.name) is not None
+
+
+def test_a_game_whose_declaration_cannot_be_read_any_more_keeps_what_was_learned(
+    platform: Platform, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sparring.trainer.process.LIST_EVERY", 0.0)
+    roster = Roster(platform.data, platform.store, platform.registry, settings(), str(platform.data / "store.db"))
+    for game in (LARGER, msgspec.structs.replace(LARGER, name="other")):
+        platform.store.register(game)
+        platform.store.append(played(game, 20))
+    drive(roster, lambda: platform.version("larger")() and platform.version("other")())
+
+    def declare(spec: bytes) -> None:
+        with sqlite3.connect(platform.data / "store.db", timeout=20) as db:
+            db.execute("UPDATE game SET spec = ? WHERE name = 'larger'", (spec.decode(),))
+
+    declare(b"{")
+    drive(roster, platform.says("larger", "declaration cannot be read"))
+    assert roster.places["larger"].trainer is None
+    learned = platform.status("larger")["updates"]
+    assert learned > 0
+    other = platform.status("other")["updates"]
+    platform.store.append(played(msgspec.structs.replace(LARGER, name="other"), 20))
+    drive(roster, lambda: platform.status("other")["updates"] > other)
+    declare(LARGER.to_json())
+    platform.store.append(played(LARGER, 20))
+    drive(roster, lambda: platform.status("larger")["updates"] > learned)
+    roster.stop()
+
+
+# The lag: fragments that are stored and not taken in yet
+
+
+def lagging(tmp_path: Path) -> GameTrainer:
+    """Has taken in 20 fragments, 10 of each player's; 7 of bob's and 5 of alice's came since."""
+    trainer = in_process(tmp_path, LARGER)
+    for player in ("alice", "bob"):
+        trainer.store.append(played(LARGER, 10, player))
+    run_dry(trainer)
+    assert trainer.status("").lag == 0
+    trainer.store.append(played(LARGER, 7, "bob"))
+    trainer.store.append(played(LARGER, 5))
+    assert trainer.status("").lag == 12
+    return trainer
+
+
+def test_the_lag_is_right_after_an_erasure(tmp_path: Path) -> None:
+    trainer = lagging(tmp_path)
+    assert trainer.store.erase("larger", "bob") == 17
+    trainer._look_for_erasures()
+    assert trainer.status("").lag == 5
+    trainer.store.append(played(LARGER, 3, "eve"))
+    assert trainer.status("").lag == 8
+    run_dry(trainer)
+    assert trainer.status("").lag == 0
+    trainer.store.append(played(LARGER, 4))
+    assert trainer.status("").lag == 4
+
+
+def test_the_lag_is_right_after_an_erasure_while_the_trainer_was_away(tmp_path: Path) -> None:
+    trainer = lagging(tmp_path)
+    trainer.checkpoint()
+    trainer.store.erase("larger", "bob")
+    again = in_process(tmp_path, LARGER, trainer.store)
+    assert again.status("").lag == 5
+
+
+def test_with_more_to_take_in_than_is_counted_the_lag_is_right_when_it_has_caught_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sparring.trainer.game_trainer.COUNTED", 4)
+    monkeypatch.setattr("sparring.trainer.game_trainer.PAGE", 2)
+    trainer = lagging(tmp_path)
+    trainer.store.erase("larger", "bob")
+    trainer._look_for_erasures()
+    assert 4 <= trainer.status("").lag <= 5
+    run_dry(trainer)
+    assert trainer.status("").lag == 0
+    trainer.store.append(played(LARGER, 9))
+    assert trainer.status("").lag == 9

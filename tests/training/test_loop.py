@@ -568,7 +568,7 @@ def test_kill_9_loses_at_most_what_came_after_the_checkpoint_and_leaves_no_worke
 
     changes = {"rollout": Rollout(workers=2, envs=2, steps=8), "stop": Stop(iterations=10**6)}
     write(tmp_path / "e.yaml", experiment(tmp_path / "run", **changes))
-    code = "import sys; from pathlib import Path; from sparring import experiment as e;"
+    code = "import sys; from pathlib import Path; from sparring import experiment as e\n"
     code += "from sparring.training import loop; loop.train(e.read(Path(sys.argv[1])))"
     process = subprocess.Popen([sys.executable, "-c", code, str(tmp_path / "e.yaml")])
     try:
@@ -578,7 +578,7 @@ def test_kill_9_loses_at_most_what_came_after_the_checkpoint_and_leaves_no_worke
             assert process.poll() is None
             time.sleep(0.02)
         workers = psutil.Process(process.pid).children(recursive=True)
-        assert len(workers) == 3  # two, and the nursery where they came from
+        assert len(workers) == 3  # two, and the forkserver where they came from
     finally:
         process.kill()
         process.wait()

@@ -87,7 +87,7 @@ def test_resuming_goes_on_with_what_was_learned(ppo):
     assert rows[6]["policy/entropy"] == pytest.approx(rows[5]["policy/entropy"], abs=0.08)
     arrays, meta = checkpoint.load(ppo.checkpoints()[-1])
     del arrays["policy"]  # to play with: the loop's, not the algorithm's
-    bridge = Bridge(ppo.experiment, ppo.policy().game)
+    bridge = Bridge(ppo.experiment, ppo.policy().game, ppo.path)
     bridge.resume(arrays, meta["trainee"])
     again, told = bridge.save()
     bridge.close()
@@ -279,7 +279,10 @@ def test_recorded_play_is_read_as_it_was_played():
         ({"keys": {"model": {}}}, r"old stack: use algorithm\.model_config"),
         ({"keys": {"num_env_runners": 2}}, r"the experiment says it with rollout\.workers"),
         ({"keys": {"minibatch_size": 9999}}, "refuses its configuration: .*minibatch_size"),
-        ({"keys": {"rl_module_spec": "nowhere:Module"}}, "cannot import nowhere:Module"),
+        (
+            {"keys": {"rl_module_spec": "nowhere:Module"}},
+            r"algorithm\.rl_module_spec 'nowhere:Module': cannot import 'nowhere': ModuleNotFoundError",
+        ),
         ({"name": "DQN", "game": "Pendulum-v1"}, "takes Discrete actions, Pendulum-v1 has Box"),
         ({"name": "BC"}, "learns from recorded play"),
         ({"source": "store", "store": "."}, "learns from fresh play"),

@@ -14,7 +14,7 @@ from sparring.errors import SparringError
 from sparring.games import catalog
 from sparring.networks.policy import Policy
 from sparring.networks.spec import Categorical, Dense, param_shapes
-from sparring.rollout.actor import Arena
+from sparring.rollout.actor import SharedBuffers
 from sparring.rollout.pool import Local, Pool, plan_for
 
 
@@ -51,19 +51,19 @@ def played(source, policy, rounds=3):
 
 def test_weights_that_changed_while_they_were_read_are_read_again(monkeypatch):
     policy = policy_for("CartPole-v1")
-    arena = Arena(form := plan(policy, 1), bytearray(Arena.size_of(form)))
-    flat, copy, calls = np.empty(arena.weights.shape[1], np.float32), np.copyto, []
+    buffers = SharedBuffers(form := plan(policy, 1), bytearray(SharedBuffers.size_of(form)))
+    flat, copy, calls = np.empty(buffers.weights.shape[1], np.float32), np.copyto, []
     for number in (1.0, 2.0):
-        arena.write([np.full_like(flat, number)], 0.0, False)
+        buffers.write([np.full_like(flat, number)], 0.0, False)
 
     def interrupted(into, weights):
         copy(into, weights)
         calls.append(into[0])
         if len(calls) == 1:
-            arena.write([np.full_like(flat, 3.0)], 0.0, False)
+            buffers.write([np.full_like(flat, 3.0)], 0.0, False)
 
     monkeypatch.setattr(np, "copyto", interrupted)
-    assert arena.read(flat)[0] == 3
+    assert buffers.read(flat)[0] == 3
     assert calls == [2.0, 3.0]
 
 
@@ -176,7 +176,7 @@ class TestPool:
             pool.start()
             pool.take()
             worker.process.send_signal(signal.SIGSTOP)
-            pool.arena.beats[:] = worker.since = time.monotonic() - 100  # so long we have been learning
+            pool.buffers.beats[:] = worker.since = time.monotonic() - 100  # so long we have been learning
             pool.start()
             pool._look_for_hung()
             worker.process.send_signal(signal.SIGCONT)
@@ -209,7 +209,7 @@ class TestPool:
             pool.start()
             for _ in range(2):
                 pool.take()
-            for process in (*(worker.process for worker in pool.workers), pool.nursery.process):
+            for process in (*(worker.process for worker in pool.workers), pool.forkserver.process):
                 process.send_signal(signal.SIGTERM)
                 process.send_signal(signal.SIGINT)
             assert all(state is not None for state in pool.state())
@@ -250,7 +250,7 @@ class TestPool:
             assert time.monotonic() < until
             time.sleep(0.02)
         worker = psutil.Process(pool.workers[0].process.pid)
-        pool.nursery.process.kill()  # as when the learner is killed: its socket ends, and it goes
+        pool.forkserver.process.kill()  # as when the learner is killed: its socket ends, and it goes
         gone, _ = psutil.wait_procs([worker], timeout=30)
         assert gone
         pool.close()

@@ -22,7 +22,7 @@ from sparring.errors import InputError, SparringError
 from sparring.runs import checkpoint
 from sparring.runs.run import Run, is_run
 from sparring.sweep import sweeping
-from sparring.sweep.journal import Journal, Standing
+from sparring.sweep.journal import Journal, TrialStatus
 from sparring.sweep.plan import Sweep
 from sparring.training import loop
 
@@ -108,18 +108,18 @@ def write(path: Path, **changes: object) -> Path:
     return path.with_suffix(".yaml")
 
 
-def sweep(out: Path, **changes: object) -> list[Standing]:
+def sweep(out: Path, **changes: object) -> list[TrialStatus]:
     """Here, on the cluster."""
     return carry_out(*sweeping.begin(write(out, **changes), out=out))
 
 
-def carry_out(plan: Sweep, out: Path) -> list[Standing]:
+def carry_out(plan: Sweep, out: Path) -> list[TrialStatus]:
     trials, complete = sweeping.carry_out(plan, out, lambda: nullcontext(lambda trials: None))
     assert complete
     return trials
 
 
-def randomness(trial: Standing) -> float:
+def randomness(trial: TrialStatus) -> float:
     return trial.values["algorithm.exploration_final"]
 
 

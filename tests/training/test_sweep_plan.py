@@ -9,10 +9,10 @@ import pytest
 
 from sparring import experiment
 from sparring.errors import InputError
+from sparring.search_space import Axis, find
 from sparring.sweep import plan
-from sparring.sweep.journal import Begun, Copied, Ended, Journal, Standing
+from sparring.sweep.journal import Begun, Copied, Ended, Journal, TrialStatus
 from sparring.sweep.plan import Sweep
-from sparring.sweep.space import Axis, find
 
 EXPERIMENTS = Path(__file__).parents[2] / "experiments"
 FILE = """
@@ -198,7 +198,7 @@ def test_the_journal_is_read_as_it_was_written_and_survives_a_cut_line(tmp_path)
         file.write('{"event":"ended","numb')
     for again in (Journal(tmp_path, "m"), Journal(tmp_path, "m")):
         first, second = again.trials.values()
-        assert first == Standing(0, {"lr": 1.0}, "stopped", 9.0, 3, 30, 1.5)
+        assert first == TrialStatus(0, {"lr": 1.0}, "stopped", 9.0, 3, 30, 1.5)
         assert (second.values, second.source, second.copies) == ({"lr": 3.0}, 0, 1)
         assert list(again.left()) == [second]
     journal.add(Ended(1, "failed", "why"))  # the cut line is gone, so this one is whole

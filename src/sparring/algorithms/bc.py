@@ -10,8 +10,7 @@ import msgspec
 import numpy as np
 import optax
 
-from sparring.algorithms.protocol import Count, Metrics, NonNegative, Positive
-from sparring.algorithms.replay import Batch
+from sparring.algorithms.protocol import Algorithm, Metrics, NonNegativeFloat, PositiveFloat, PositiveInt, Transitions
 from sparring.games import Box, Game
 from sparring.games.spec import Array
 from sparring.networks.actor_critic import bound_deviation
@@ -24,12 +23,12 @@ __all__ = ["BC", "Config", "State"]
 
 
 class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    lr: Positive = 1e-3  # Adam's step size
-    batch: Count = 256  # steps of play per update
-    weight_decay: NonNegative = 1e-4  # pull of the weights towards 0, per unit of lr: less is learned by heart
-    replay: Count = 1_000_000  # rows of the replay window
-    learning_starts: Count = 500  # steps of play before the first update
-    updates_per_step: Positive = 0.25  # gradient steps per step of experience
+    lr: PositiveFloat = 1e-3  # Adam's step size
+    batch: PositiveInt = 256  # steps of play per update
+    weight_decay: NonNegativeFloat = 1e-4  # pull of the weights towards 0, per unit of lr: less is learned by heart
+    replay: PositiveInt = 1_000_000  # rows of the replay window
+    learning_starts: PositiveInt = 500  # steps of play before the first update
+    updates_per_step: PositiveFloat = 0.25  # gradient steps per step of experience
     normalise: bool = True  # observations to mean 0, deviation 1, inside the policy
     layers: tuple[Layer, ...] = (Dense(256), Dense(256))
     # What the replay window asks every algorithm for; no reward is used here.
@@ -43,9 +42,9 @@ class State(NamedTuple):
     updates: jax.Array
 
 
-class BC:
-    name = "bc"
-    on_policy = False
+class BC(Algorithm):
+    config_class = Config
+    offline = True  # it has no way to explore
 
     def __init__(self, game: Game, config: Config = Config()) -> None:
         self.game, self.config = game, config
@@ -57,18 +56,15 @@ class BC:
         params = init_params(key, self.shapes)
         return State(params, self.optimiser.init(params), jnp.zeros((), jnp.int32))
 
-    def exploration(self, steps: int) -> float:
-        return 0.0  # the policy varies as much as the players did
-
     def policy(self, state: State, normaliser: dict[str, Array], exploration: float) -> Policy:
         params = {name: np.asarray(p) for name, p in state.params.items()}
         return Policy(self.game, self.config.layers, self.head, params | normaliser, exploration)
 
-    def update(self, state: State, normaliser: dict[str, Array], batches: Batch) -> tuple[State, Metrics]:
+    def update(self, state: State, normaliser: dict[str, Array], batches: Transitions) -> tuple[State, Metrics]:
         """One gradient step per leading row of `batches`, fused into one call; metrics are means over them."""
         return _update(self, state, normaliser, batches)
 
-    def loss(self, params: Params, batch: Batch) -> tuple[jax.Array, Metrics]:
+    def loss(self, params: Params, batch: Transitions) -> tuple[jax.Array, Metrics]:
         """−log π(a|s)."""
         out = dense(params, "head", torso(self.config.layers, params, batch.obs))
         log_prob, entropy = log_prob_and_entropy(self.game, params, out, batch.action)
@@ -82,8 +78,8 @@ def _decays(params: Params) -> dict[str, bool]:
 
 
 @partial(jax.jit, static_argnums=0)
-def _update(bc: BC, state: State, normaliser: Params, batches: Batch) -> tuple[State, Metrics]:
-    def step(state: State, batch: Batch) -> tuple[State, Metrics]:
+def _update(bc: BC, state: State, normaliser: Params, batches: Transitions) -> tuple[State, Metrics]:
+    def step(state: State, batch: Transitions) -> tuple[State, Metrics]:
         batch = batch._replace(obs=normalise(normaliser, batch.obs))
         grads, metrics = jax.grad(bc.loss, has_aux=True)(state.params, batch)
         change, optimiser = bc.optimiser.update(grads, state.optimiser, state.params)

@@ -8,8 +8,15 @@ import jax.numpy as jnp
 import msgspec
 
 from sparring.algorithms import dqn, sac
-from sparring.algorithms.protocol import Count, Fraction, Metrics, NonNegative, Positive
-from sparring.algorithms.replay import Batch
+from sparring.algorithms.protocol import (
+    Algorithm,
+    Fraction,
+    Metrics,
+    NonNegativeFloat,
+    PositiveFloat,
+    PositiveInt,
+    Transitions,
+)
 from sparring.errors import InputError
 from sparring.games import Box, Discrete, Game
 from sparring.networks.functions import Params
@@ -20,41 +27,49 @@ __all__ = ["CQL", "Config", "ContinuousCQL", "DiscreteCQL"]
 
 
 class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    penalty: NonNegative = 1.0  # α: how strongly values of actions that nobody took are pushed down; 0: plain DQN, SAC
-    lr: Positive = 3e-4  # Adam's step size for the actor and the temperature (Box)
-    critic_lr: Positive = 1e-3  # … and for the critics
+    penalty: NonNegativeFloat = 1.0  # α: how far values of actions that nobody took are pushed down; 0: plain DQN, SAC
+    lr: PositiveFloat = 3e-4  # Adam's step size for the actor and the temperature (Box)
+    critic_lr: PositiveFloat = 1e-3  # … and for the critics
     gamma: Fraction = 0.99  # how much the future counts: ~1/(1−γ) steps ahead
-    batch: Count = 256  # transitions per update
-    n_step: Count = 1  # rewards summed before bootstrapping: faster credit, but for the players' way of playing on
+    batch: PositiveInt = 256  # transitions per update
+    n_step: PositiveInt = 1  # rewards summed before bootstrapping: faster credit, but for how the players play on
     tau: Fraction = 0.005  # how fast the target critics follow, per update
-    samples: Count = 4  # actions of each kind (any, now, next) that stand for all of them (Box)
-    temperature: Positive = 1.0  # α of SAC at the start (Box)
+    samples: PositiveInt = 4  # actions of each kind (any, now, next) that stand for all of them (Box)
+    temperature: PositiveFloat = 1.0  # α of SAC at the start (Box)
     target_entropy: float | None = None  # of actions scaled to ±1; none: −1 per dimension (Box)
-    replay: Count = 1_000_000  # rows of the replay window
-    learning_starts: Count = 1_000  # transitions before the first update
-    updates_per_step: Positive = 0.25  # gradient steps per step of experience
+    replay: PositiveInt = 1_000_000  # rows of the replay window
+    learning_starts: PositiveInt = 1_000  # transitions before the first update
+    updates_per_step: PositiveFloat = 0.25  # gradient steps per step of experience
     normalise: bool = True  # observations to mean 0, deviation 1, inside the policy
     layers: tuple[Layer, ...] = (Dense(256), Dense(256))  # of the policy: for Discrete, that is the critic
     critic_layers: tuple[Layer, ...] = (Dense(256), Dense(256))  # (Box)
 
 
-def CQL(game: Game, config: Config = Config()) -> "DiscreteCQL | ContinuousCQL":
-    if isinstance(game.action, Discrete):
-        return DiscreteCQL(game, config)
-    if isinstance(game.action, Box):
-        return ContinuousCQL(game, config)
-    raise InputError(f"CQL takes Discrete or Box actions, {game.name} has {type(game.action).__name__}: use iql or bc")
+class CQL(Algorithm):
+    """`CQL(game)` is the one of the two below that the game's actions ask for."""
+
+    config_class = Config
+    offline = True
+
+    def __new__(cls, game: Game, config: Config = Config()) -> "CQL":
+        if cls is not CQL:
+            return object.__new__(cls)
+        if isinstance(game.action, Discrete):
+            return object.__new__(DiscreteCQL)
+        if isinstance(game.action, Box):
+            return object.__new__(ContinuousCQL)
+        raise InputError(
+            f"CQL takes Discrete or Box actions, {game.name} has {type(game.action).__name__}: use iql or bc"
+        )
 
 
-class DiscreteCQL(dqn.DQN):
-    name = "cql"
-
-    def __init__(self, game: Game, config: Config) -> None:
+class DiscreteCQL(CQL, dqn.DQN):  # type: ignore[misc]  # config_class is CQL's
+    def __init__(self, game: Game, config: Config = Config()) -> None:
         changes = {"lr": config.critic_lr, "exploration_initial": 0.0, "exploration_final": 0.0}
         super().__init__(game, dqn.Config(**_shared(config, dqn.Config) | changes))
         self.penalty = config.penalty
 
-    def loss(self, params: Params, target: Params, batch: Batch) -> tuple[jax.Array, Metrics]:
+    def loss(self, params: Params, target: Params, batch: Transitions) -> tuple[jax.Array, Metrics]:
         """Eq. 4: α (log Σₐ exp Q(s,a) − Q(s,a_data)) + DQN's loss."""
         loss, metrics = super().loss(params, target, batch)
         q = self.q(params, batch.obs)
@@ -62,14 +77,14 @@ class DiscreteCQL(dqn.DQN):
         return loss + self.penalty * gap, metrics | {"loss/conservative": gap}
 
 
-class ContinuousCQL(sac.ContinuousSAC):
-    name = "cql"
-
-    def __init__(self, game: Game, config: Config) -> None:
+class ContinuousCQL(CQL, sac.ContinuousSAC):  # type: ignore[misc]  # config_class is CQL's
+    def __init__(self, game: Game, config: Config = Config()) -> None:
         super().__init__(game, sac.Config(**_shared(config, sac.Config)))
         self.penalty, self.samples = config.penalty, config.samples
 
-    def critic_loss(self, critic: Params, state: sac.State, batch: Batch, key: jax.Array) -> tuple[jax.Array, Metrics]:
+    def critic_loss(
+        self, critic: Params, state: sac.State, batch: Transitions, key: jax.Array
+    ) -> tuple[jax.Array, Metrics]:
         """Eq. 4 and appendix F: α (log ∫ exp Qᵢ(s,a) da − Qᵢ(s,a_data)) + SAC's loss. The integral is estimated with
         actions from all over the space and from the policy, here and at s′, each over its density."""
         key, sample_key = jax.random.split(key)
@@ -82,7 +97,7 @@ class ContinuousCQL(sac.ContinuousSAC):
         gap = (gap - self.q(critic, batch.obs, batch.action).mean(1)).sum()
         return loss + self.penalty * gap, metrics | {"loss/conservative": gap}
 
-    def anywhere(self, state: sac.State, batch: Batch, key: jax.Array) -> tuple[jax.Array, jax.Array]:
+    def anywhere(self, state: sac.State, batch: Transitions, key: jax.Array) -> tuple[jax.Array, jax.Array]:
         """Actions (samples, batch, …) and the logarithms of the densities they were drawn with."""
         uniform_key, here_key, next_key = jax.random.split(key, 3)
         uniform = jax.random.uniform(uniform_key, (self.samples, *batch.action.shape), minval=-1.0, maxval=1.0)

@@ -10,8 +10,15 @@ import msgspec
 import numpy as np
 import optax
 
-from sparring.algorithms.protocol import Count, Fraction, Metrics, NonNegative, Positive
-from sparring.algorithms.replay import Batch
+from sparring.algorithms.protocol import (
+    Algorithm,
+    Fraction,
+    Metrics,
+    NonNegativeFloat,
+    PositiveFloat,
+    PositiveInt,
+    Transitions,
+)
 from sparring.errors import InputError
 from sparring.games import Box, Game
 from sparring.games.spec import Array
@@ -24,18 +31,18 @@ __all__ = ["DDPG", "Config", "State"]
 
 
 class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    lr: Positive = 1e-3  # Adam's step size for the actor
-    critic_lr: Positive = 1e-3  # … and for the critic
+    lr: PositiveFloat = 1e-3  # Adam's step size for the actor
+    critic_lr: PositiveFloat = 1e-3  # … and for the critic
     gamma: Fraction = 0.99  # how much the future counts: ~1/(1−γ) steps ahead
-    batch: Count = 256  # transitions per update
-    n_step: Count = 1  # rewards summed before bootstrapping: faster credit, slightly off-policy
+    batch: PositiveInt = 256  # transitions per update
+    n_step: PositiveInt = 1  # rewards summed before bootstrapping: faster credit, slightly off-policy
     tau: Fraction = 0.005  # how fast the targets follow, per update
-    exploration_initial: NonNegative = 1.0  # deviation of the noise on actions (scaled to ±1) at the start …
-    exploration_final: NonNegative = 0.1  # … and after
-    exploration_steps: Count = 2_000  # this many steps of experience
-    replay: Count = 1_000_000  # rows of the replay window
-    learning_starts: Count = 1_000  # transitions before the first update
-    updates_per_step: Positive = 1.0  # gradient steps per step of experience
+    exploration_initial: NonNegativeFloat = 1.0  # deviation of the noise on actions (scaled to ±1) at the start …
+    exploration_final: NonNegativeFloat = 0.1  # … and after
+    exploration_steps: PositiveInt = 2_000  # this many steps of experience
+    replay: PositiveInt = 1_000_000  # rows of the replay window
+    learning_starts: PositiveInt = 1_000  # transitions before the first update
+    updates_per_step: PositiveFloat = 1.0  # gradient steps per step of experience
     normalise: bool = True  # observations to mean 0, deviation 1, inside the policy
     layers: tuple[Layer, ...] = (Dense(256), Dense(256))  # the actor's
     critic_layers: tuple[Layer, ...] = (Dense(256), Dense(256))
@@ -51,9 +58,8 @@ class State(NamedTuple):
     updates: jax.Array
 
 
-class DDPG:
-    name = "ddpg"
-    on_policy = False
+class DDPG(Algorithm):
+    config_class = Config
 
     def __init__(self, game: Game, config: Config = Config()) -> None:
         if not isinstance(game.action, Box):
@@ -87,7 +93,7 @@ class DDPG:
         params = {name: np.asarray(p) for name, p in state.actor.items()}
         return Policy(self.game, self.config.layers, self.head, params | normaliser, exploration)
 
-    def update(self, state: State, normaliser: dict[str, Array], batches: Batch) -> tuple[State, Metrics]:
+    def update(self, state: State, normaliser: dict[str, Array], batches: Transitions) -> tuple[State, Metrics]:
         """One gradient step per leading row of `batches`, fused into one call; metrics are means over them."""
         return _update(self, state, normaliser, batches)
 
@@ -98,7 +104,7 @@ class DDPG:
     def q(self, params: Params, obs: jax.Array, action: jax.Array) -> jax.Array:
         return critics(self.config.critic_layers, params, obs, action, count=1)[0]
 
-    def critic_loss(self, critic: Params, state: State, batch: Batch) -> tuple[jax.Array, Metrics]:
+    def critic_loss(self, critic: Params, state: State, batch: Transitions) -> tuple[jax.Array, Metrics]:
         """Eq. 4–5: (Q(s,a) − y)², y = r + γ Q′(s′, μ′(s′))."""
         value = self.q(state.target_critic, batch.next_obs, self.act(state.target_actor, batch.next_obs))
         y = jax.lax.stop_gradient(batch.reward + batch.discount * value)
@@ -106,14 +112,14 @@ class DDPG:
         loss = jnp.square(q - y).mean()
         return loss, {"loss/critic": loss, "q/mean": q.mean()}
 
-    def actor_loss(self, actor: Params, state: State, batch: Batch) -> jax.Array:
+    def actor_loss(self, actor: Params, state: State, batch: Transitions) -> jax.Array:
         """Eq. 6: −Q(s, μ(s)), whose gradient is the deterministic policy gradient (Silver et al. 2014)."""
         return -self.q(state.critic, batch.obs, self.act(actor, batch.obs)).mean()
 
 
 @partial(jax.jit, static_argnums=0)
-def _update(ddpg: DDPG, state: State, normaliser: Params, batches: Batch) -> tuple[State, Metrics]:
-    def step(state: State, batch: Batch) -> tuple[State, Metrics]:
+def _update(ddpg: DDPG, state: State, normaliser: Params, batches: Transitions) -> tuple[State, Metrics]:
+    def step(state: State, batch: Transitions) -> tuple[State, Metrics]:
         batch = batch._replace(obs=normalise(normaliser, batch.obs), next_obs=normalise(normaliser, batch.next_obs))
         grads, metrics = jax.grad(ddpg.critic_loss, has_aux=True)(state.critic, state, batch)
         change, critic_optimiser = ddpg.critic_optimiser.update(grads, state.critic_optimiser)

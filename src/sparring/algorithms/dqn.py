@@ -3,6 +3,7 @@
 Options: double estimation (van Hasselt et al. 2016), duelling heads (Wang et al. 2016), n-step returns (Sutton 1988).
 """
 
+from collections.abc import Mapping
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -12,10 +13,9 @@ import msgspec
 import numpy as np
 import optax
 
-from sparring.algorithms.protocol import Count, Fraction, Metrics, Positive
-from sparring.algorithms.replay import Batch
+from sparring.algorithms.protocol import Algorithm, Fraction, Metrics, PositiveFloat, PositiveInt, Transitions
 from sparring.errors import InputError
-from sparring.games import Box, Discrete, Game
+from sparring.games import Box, Discrete, Game, Space
 from sparring.games.spec import Array
 from sparring.networks.functions import Params, init_params, normalise, q_values, torso
 from sparring.networks.policy import Policy
@@ -25,22 +25,22 @@ __all__ = ["DQN", "Config", "State"]
 
 
 class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    lr: Positive = 1e-3  # Adam's step size …
-    lr_final: Positive | None = None  # … which falls to this, in a straight line; none: it stays
-    schedule_updates: Count = 100_000  # until lr_final is reached
+    lr: PositiveFloat = 1e-3  # Adam's step size …
+    lr_final: PositiveFloat | None = None  # … which falls to this, in a straight line; none: it stays
+    schedule_updates: PositiveInt = 100_000  # until lr_final is reached
     gamma: Fraction = 0.99  # how much the future counts: ~1/(1−γ) steps ahead
-    batch: Count = 128  # transitions per update
-    n_step: Count = 3  # rewards summed before bootstrapping: faster credit, slightly off-policy
+    batch: PositiveInt = 128  # transitions per update
+    n_step: PositiveInt = 3  # rewards summed before bootstrapping: faster credit, slightly off-policy
     double: bool = True  # choose with the online network, value with the target: less over-estimation
     duelling: bool = False  # separate value and advantage: helps where many actions are alike
     tau: Fraction = 0.01  # how fast the target network follows, per update
-    max_grad_norm: Positive = 10.0
-    replay: Count = 100_000  # rows of the replay window
-    learning_starts: Count = 500  # transitions before the first update
-    updates_per_step: Positive = 0.25  # gradient steps per step of experience
+    max_grad_norm: PositiveFloat = 10.0
+    replay: PositiveInt = 100_000  # rows of the replay window
+    learning_starts: PositiveInt = 500  # transitions before the first update
+    updates_per_step: PositiveFloat = 0.25  # gradient steps per step of experience
     exploration_initial: Fraction = 1.0  # ε at the start …
     exploration_final: Fraction = 0.01  # … and after
-    exploration_steps: Count = 8_000  # this many steps of experience
+    exploration_steps: PositiveInt = 8_000  # this many steps of experience
     normalise: bool = True  # observations to mean 0, deviation 1, inside the policy
     layers: tuple[Layer, ...] = (Dense(64), Dense(64))  # for vectors; see `algorithms.defaults`
 
@@ -57,9 +57,8 @@ class State(NamedTuple):
     updates: jax.Array
 
 
-class DQN:
-    name = "dqn"
-    on_policy = False
+class DQN(Algorithm):
+    config_class = Config
 
     def __init__(self, game: Game, config: Config = Config()) -> None:
         if not isinstance(game.action, Discrete):
@@ -72,6 +71,10 @@ class DQN:
         if config.lr_final is not None:
             rate = optax.linear_schedule(config.lr, config.lr_final, config.schedule_updates)
         self.optimiser = optax.chain(optax.clip_by_global_norm(config.max_grad_norm), optax.adam(rate))
+
+    @classmethod
+    def defaults_for(cls, observation: Space, given: Mapping[str, Any]) -> Mapping[str, Any]:
+        return TABLE if isinstance(observation, Discrete) and "layers" not in given else {}
 
     def init(self, key: jax.Array) -> State:
         params = init_params(key, self.shapes)
@@ -87,14 +90,14 @@ class DQN:
         params = {name: np.asarray(p) for name, p in state.params.items()}
         return Policy(self.game, self.config.layers, self.head, params | normaliser, exploration)
 
-    def update(self, state: State, normaliser: dict[str, Array], batches: Batch) -> tuple[State, Metrics]:
+    def update(self, state: State, normaliser: dict[str, Array], batches: Transitions) -> tuple[State, Metrics]:
         """One gradient step per leading row of `batches`, fused into one call; metrics are means over them."""
         return _update(self, state, normaliser, batches)
 
     def q(self, params: Params, obs: jax.Array) -> jax.Array:
         return q_values(self.head, params, torso(self.config.layers, params, obs))
 
-    def loss(self, params: Params, target: Params, batch: Batch) -> tuple[jax.Array, Metrics]:
+    def loss(self, params: Params, target: Params, batch: Transitions) -> tuple[jax.Array, Metrics]:
         """½(Q(s,a) − y)², y = Σγᵏr + γⁿ Q′(s′, a′); a′ = argmax Q(s′,·) when double, else argmax Q′(s′,·).
 
         Squared, not Huber: where values are large (CartPole's reach 100), Huber's clipped errors make this a median
@@ -109,8 +112,8 @@ class DQN:
 
 
 @partial(jax.jit, static_argnums=0)
-def _update(dqn: DQN, state: State, normaliser: Params, batches: Batch) -> tuple[State, Metrics]:
-    def step(state: State, batch: Batch) -> tuple[State, Metrics]:
+def _update(dqn: DQN, state: State, normaliser: Params, batches: Transitions) -> tuple[State, Metrics]:
+    def step(state: State, batch: Transitions) -> tuple[State, Metrics]:
         batch = batch._replace(obs=normalise(normaliser, batch.obs), next_obs=normalise(normaliser, batch.next_obs))
         grads, metrics = jax.grad(dqn.loss, has_aux=True)(state.params, state.target, batch)
         change, optimiser = dqn.optimiser.update(grads, state.optimiser, state.params)

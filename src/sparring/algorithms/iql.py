@@ -10,8 +10,15 @@ import msgspec
 import numpy as np
 import optax
 
-from sparring.algorithms.protocol import Count, Fraction, Metrics, NonNegative, Positive
-from sparring.algorithms.replay import Batch
+from sparring.algorithms.protocol import (
+    Algorithm,
+    Fraction,
+    Metrics,
+    NonNegativeFloat,
+    PositiveFloat,
+    PositiveInt,
+    Transitions,
+)
 from sparring.games import Box, Game
 from sparring.games.spec import Array
 from sparring.networks.actor_critic import action_vector, bound_deviation, critic_shapes, critics
@@ -26,18 +33,18 @@ CRITICS = 2
 
 
 class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    lr: Positive = 3e-4  # Adam's step size for the actor
-    critic_lr: Positive = 1e-3  # … and for the critics and the value
+    lr: PositiveFloat = 3e-4  # Adam's step size for the actor
+    critic_lr: PositiveFloat = 1e-3  # … and for the critics and the value
     gamma: Fraction = 0.99  # how much the future counts: ~1/(1−γ) steps ahead
-    batch: Count = 256  # transitions per update
-    n_step: Count = 1  # rewards summed before bootstrapping: faster credit, but for the players' way of playing on
+    batch: PositiveInt = 256  # transitions per update
+    n_step: PositiveInt = 1  # rewards summed before bootstrapping: faster credit, but for how the players play on
     tau: Fraction = 0.005  # how fast the target critics follow, per update
     expectile: Fraction = 0.8  # which action a state's value is that of: 0.5 the usual one, towards 1 the best seen
-    beta: NonNegative = 2.0  # how much better actions are preferred, per deviation of advantages; 0: behaviour cloning
-    max_weight: Positive = 100.0  # of one transition in the actor's loss
-    replay: Count = 1_000_000  # rows of the replay window
-    learning_starts: Count = 1_000  # transitions before the first update
-    updates_per_step: Positive = 0.25  # gradient steps per step of experience
+    beta: NonNegativeFloat = 2.0  # preference for better actions, per deviation of advantages; 0: behaviour cloning
+    max_weight: PositiveFloat = 100.0  # of one transition in the actor's loss
+    replay: PositiveInt = 1_000_000  # rows of the replay window
+    learning_starts: PositiveInt = 1_000  # transitions before the first update
+    updates_per_step: PositiveFloat = 0.25  # gradient steps per step of experience
     normalise: bool = True  # observations to mean 0, deviation 1, inside the policy
     layers: tuple[Layer, ...] = (Dense(256), Dense(256))  # the actor's
     critic_layers: tuple[Layer, ...] = (Dense(256), Dense(256))  # the critics' and the value's
@@ -52,9 +59,9 @@ class State(NamedTuple):
     updates: jax.Array
 
 
-class IQL:
-    name = "iql"
-    on_policy = False
+class IQL(Algorithm):
+    config_class = Config
+    offline = True  # it has no way to explore
 
     def __init__(self, game: Game, config: Config = Config()) -> None:
         self.game, self.config = game, config
@@ -72,24 +79,23 @@ class IQL:
         optimisers = self.optimiser.init(actor), self.critic_optimiser.init(critic)
         return State(actor, critic, critic, *optimisers, jnp.zeros((), jnp.int32))
 
-    def exploration(self, steps: int) -> float:
-        return 0.0  # the policy varies by itself
-
     def policy(self, state: State, normaliser: dict[str, Array], exploration: float) -> Policy:
         params = {name: np.asarray(p) for name, p in state.actor.items()}
         return Policy(self.game, self.config.layers, self.head, params | normaliser, exploration)
 
-    def update(self, state: State, normaliser: dict[str, Array], batches: Batch) -> tuple[State, Metrics]:
+    def update(self, state: State, normaliser: dict[str, Array], batches: Transitions) -> tuple[State, Metrics]:
         """One gradient step per leading row of `batches`, fused into one call; metrics are means over them."""
         return _update(self, state, normaliser, batches)
 
-    def q(self, params: Params, batch: Batch) -> jax.Array:
+    def q(self, params: Params, batch: Transitions) -> jax.Array:
         return critics(self.config.critic_layers, params, batch.obs, action_vector(self.game, batch.action), CRITICS)
 
     def v(self, params: Params, obs: jax.Array) -> jax.Array:
         return dense(params, "value.head", torso(self.config.critic_layers, params, obs, "value."))[:, 0]
 
-    def critic_loss(self, critic: Params, state: State, batch: Batch) -> tuple[jax.Array, tuple[jax.Array, Metrics]]:
+    def critic_loss(
+        self, critic: Params, state: State, batch: Transitions
+    ) -> tuple[jax.Array, tuple[jax.Array, Metrics]]:
         """Eq. 5: |τ − 1(u < 0)| u², u = minᵢ Q′ᵢ(s,a) − V(s); eq. 6: (Qᵢ(s,a) − r − γ V(s′))². And the advantages u."""
         value, q = self.v(critic, batch.obs), self.q(critic, batch)
         advantage = jax.lax.stop_gradient(self.q(state.target, batch).min(0)) - value
@@ -100,7 +106,7 @@ class IQL:
         metrics = {"loss/critic": q_loss, "loss/value": value_loss, "q/mean": q.mean(), "value/mean": value.mean()}
         return value_loss + q_loss, (jax.lax.stop_gradient(advantage), metrics)
 
-    def actor_loss(self, actor: Params, advantage: jax.Array, batch: Batch) -> tuple[jax.Array, Metrics]:
+    def actor_loss(self, actor: Params, advantage: jax.Array, batch: Transitions) -> tuple[jax.Array, Metrics]:
         """Eq. 7: −exp(β A(s,a)) log π(a|s), with A in units of its deviation, so that β does not depend on the game's
         rewards."""
         c = self.config
@@ -112,8 +118,8 @@ class IQL:
 
 
 @partial(jax.jit, static_argnums=0)
-def _update(iql: IQL, state: State, normaliser: Params, batches: Batch) -> tuple[State, Metrics]:
-    def step(state: State, batch: Batch) -> tuple[State, Metrics]:
+def _update(iql: IQL, state: State, normaliser: Params, batches: Transitions) -> tuple[State, Metrics]:
+    def step(state: State, batch: Transitions) -> tuple[State, Metrics]:
         batch = batch._replace(obs=normalise(normaliser, batch.obs), next_obs=normalise(normaliser, batch.next_obs))
         grads, (advantage, critic_metrics) = jax.grad(iql.critic_loss, has_aux=True)(state.critic, state, batch)
         change, critic_optimiser = iql.critic_optimiser.update(grads, state.critic_optimiser)

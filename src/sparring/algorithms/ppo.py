@@ -5,6 +5,7 @@ fresh data that correction is nothing, and generalised advantage estimation (Sch
 """
 
 import math
+from collections.abc import Mapping
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -14,10 +15,19 @@ import msgspec
 import numpy as np
 import optax
 
-from sparring.algorithms.protocol import Count, Fraction, Metrics, NonNegative, Positive, Trajectories
+from sparring.algorithms.protocol import (
+    Algorithm,
+    Fraction,
+    Metrics,
+    NonNegativeFloat,
+    PositiveFloat,
+    PositiveInt,
+    Trajectories,
+)
 from sparring.errors import InputError
-from sparring.games import Box, Game
+from sparring.games import Box, Game, Space
 from sparring.games.spec import Array
+from sparring.networks.defaults import is_image
 from sparring.networks.distributions import log_prob_and_entropy
 from sparring.networks.functions import Params, dense, init_params, normalise, torso
 from sparring.networks.policy import LOG_STD_RANGE, Policy
@@ -31,25 +41,25 @@ FARTHEST = 20.0  # log-ratio: far beyond any clipping. exp(89) overflows, and 0 
 
 
 class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    steps: Count = 2048  # of experience per update: more is steadier, less learns more often
-    epochs: Count = 10  # passes over each update's experience
-    minibatch: Count = 64  # transitions per gradient step
-    lr: Positive = 3e-4  # Adam's step size …
-    lr_final: NonNegative | None = None  # … which falls to this, in a straight line; none: it stays
+    steps: PositiveInt = 2048  # of experience per update: more is steadier, less learns more often
+    epochs: PositiveInt = 10  # passes over each update's experience
+    minibatch: PositiveInt = 64  # transitions per gradient step
+    lr: PositiveFloat = 3e-4  # Adam's step size …
+    lr_final: NonNegativeFloat | None = None  # … which falls to this, in a straight line; none: it stays
     gamma: Fraction = 0.99  # how much the future counts: ~1/(1−γ) steps ahead
     lam: Fraction = 0.95  # λ: 1 trusts the rewards that came, 0 the value network's word for them
-    clip: Positive = 0.2  # ε: how far an update may move an action's probability, as a ratio …
-    clip_final: Positive | None = None  # … which falls to this; none: it stays
-    schedule_steps: Count = 1_000_000  # of experience until lr_final and clip_final are reached
-    value_clip: Positive | None = None  # how far an update may move a value; none: as far as it learns
-    value_coefficient: NonNegative = 0.5  # weight of the value's loss; matters where the two share layers or clipping
-    entropy_coefficient: NonNegative | None = None  # reward for staying random; none: 0.01, and 0 for Box actions
-    target_kl: Positive | None = None  # stop an update once it moved the policy this far (nats); none: all epochs
-    max_grad_norm: Positive = 0.5
-    max_ratio: Positive = 1.0  # V-trace's ρ̄ and c̄: how much a step of an older policy may count
+    clip: PositiveFloat = 0.2  # ε: how far an update may move an action's probability, as a ratio …
+    clip_final: PositiveFloat | None = None  # … which falls to this; none: it stays
+    schedule_steps: PositiveInt = 1_000_000  # of experience until lr_final and clip_final are reached
+    value_clip: PositiveFloat | None = None  # how far an update may move a value; none: as far as it learns
+    value_coefficient: NonNegativeFloat = 0.5  # weight of the value's loss: matters with shared layers or clipping
+    entropy_coefficient: NonNegativeFloat | None = None  # reward for staying random; none: 0.01, and 0 for Box actions
+    target_kl: PositiveFloat | None = None  # stop an update once it moved the policy this far (nats); none: all epochs
+    max_grad_norm: PositiveFloat = 0.5
+    max_ratio: PositiveFloat = 1.0  # V-trace's ρ̄ and c̄: how much a step of an older policy may count
     normalise: bool = True  # observations to mean 0, deviation 1, inside the policy
     scale_reward: bool = True  # rewards over the running deviation of their discounted sums
-    initial_std: Positive = 0.6  # of a Box action at the start, whose bounds are ±1
+    initial_std: PositiveFloat = 0.6  # of a Box action at the start, whose bounds are ±1
     layers: tuple[Layer, ...] = (Dense(64, "tanh"), Dense(64, "tanh"))
     critic_layers: tuple[Layer, ...] | None = None  # of the value network; none: as many and as large as the policy's
     shared: bool = False  # the value is a second head on the policy's layers: half the work, for images
@@ -87,8 +97,8 @@ class Rows(NamedTuple):
     target: Any
 
 
-class PPO:
-    name = "ppo"
+class PPO(Algorithm):
+    config_class = Config
     on_policy = True
 
     def __init__(self, game: Game, config: Config = Config()) -> None:
@@ -108,6 +118,17 @@ class PPO:
         adam = optax.chain(optax.clip_by_global_norm(config.max_grad_norm), optax.scale_by_adam(eps=1e-5))
         self.optimiser = optax.flatten(adam)  # one long array: a small network's many take longer to go through
 
+    @classmethod
+    def defaults_for(cls, observation: Space, given: Mapping[str, Any]) -> Mapping[str, Any]:
+        if not is_image(observation):
+            return {}
+        own_critic = given.get("critic_layers") is not None  # then nothing is shared
+        return {key: value for key, value in IMAGES.items() if not (own_critic and key == "shared")}
+
+    @property
+    def batch(self) -> int:
+        return self.config.minibatch
+
     def init(self, key: jax.Array) -> State:
         key, actor_key, critic_key = jax.random.split(key, 3)
         params = init_params(actor_key, self.shapes) | init_params(critic_key, self.critic_shapes, head_scale=1.0)
@@ -115,9 +136,6 @@ class PPO:
             params["head.log_std"] += math.log(self.config.initial_std)
         returns = Returns(jnp.zeros(()), jnp.zeros(()), jnp.ones(()))
         return State(params, self.optimiser.init(params), returns, jax.random.key_data(key), jnp.zeros((), jnp.int32))
-
-    def exploration(self, steps: int) -> float:
-        return 0.0  # the policy explores by itself
 
     def policy(self, state: State, normaliser: dict[str, Array], exploration: float) -> Policy:
         params = {name: np.asarray(state.params[name]) for name in self.shapes}

@@ -1,42 +1,56 @@
-"""What every algorithm offers, and all that trainers read of it. Off-policy ones learn from batches of replayed
-transitions, on-policy ones from the trajectories of recent policies. State is a NamedTuple of arrays: checkpointed,
-sharded and compared as a pytree."""
+"""What an algorithm is: all that the training loop, the live trainer and sweeps read of it.
 
-from typing import Annotated, Any, ClassVar, Protocol
+Subclass `Algorithm`, declare `config_class` and the traits that differ, write `init`, `policy` and `update`:
+
+    class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+        lr: PositiveFloat = 1e-3
+        ...                                # and what OnPolicyConfig or OffPolicyConfig asks for
+
+    class MyAlgorithm(Algorithm):
+        config_class = Config
+        on_policy = True
+
+Then `algorithm: {name: my_module:MyAlgorithm, lr: 1e-3}` in an experiment trains it. The tutorial
+docs/tutorials/your-own-algorithm.md does this with A2C (examples/a2c.py).
+
+Off-policy algorithms learn from batches of replayed transitions, on-policy ones from the trajectories of recent
+policies. State is a pytree of arrays, best a NamedTuple: it is checkpointed, sharded and compared as such.
+"""
+
+from abc import abstractmethod
+from collections.abc import Mapping
+from typing import Any, ClassVar, Protocol
 
 import jax
 import msgspec
 
-from sparring.algorithms.replay import Batch
+from sparring.algorithms.replay import Transitions
 from sparring.algorithms.trajectories import Trajectories
-from sparring.games import Game
+from sparring.fields import Fraction, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
+from sparring.games import Game, Space
 from sparring.games.spec import Array
 from sparring.networks.policy import Policy
+from sparring.networks.spec import Layer
 
 __all__ = [
     "Algorithm",
-    "Count",
     "Fraction",
     "Metrics",
-    "NonNegative",
+    "NonNegativeFloat",
+    "NonNegativeInt",
     "OffPolicyConfig",
     "OnPolicyConfig",
-    "Positive",
+    "PositiveFloat",
+    "PositiveInt",
     "Trajectories",
+    "Transitions",
 ]
-
-# What a hyperparameter may be; checked when a configuration is read (`algorithms.create`).
-Positive = Annotated[float, msgspec.Meta(gt=0)]
-NonNegative = Annotated[float, msgspec.Meta(ge=0)]
-Fraction = Annotated[float, msgspec.Meta(ge=0, le=1)]
-Count = Annotated[int, msgspec.Meta(ge=1)]
 
 Metrics = dict[str, jax.Array]  # "loss/q", "q/mean", …: scalars, means over the updates of one call
 
 
 class OffPolicyConfig(Protocol):
-    """Hyperparameters that trainers themselves read. `layers` is optional: from it they see whether the network is so
-    small that one thread of XLA is quickest (`training/xla.py`)."""
+    """Hyperparameters of an off-policy algorithm that trainers read themselves."""
 
     @property
     def batch(self) -> int: ...  # transitions per update
@@ -55,29 +69,69 @@ class OffPolicyConfig(Protocol):
 
 
 class OnPolicyConfig(Protocol):
-    """As above; `minibatch` is optional, too, and means the same as `batch` to `training/xla.py`."""
+    """Hyperparameters of an on-policy algorithm that trainers read themselves."""
 
     @property
     def steps(self) -> int: ...  # of experience per update
     @property
-    def normalise(self) -> bool: ...
+    def normalise(self) -> bool: ...  # as above
 
 
 class Algorithm(Protocol):
-    name: ClassVar[str]
-    on_policy: ClassVar[bool]
-    game: Game
-    # An OffPolicyConfig or an OnPolicyConfig: a frozen msgspec.Struct, named `Config` in the same file.
-    config: Any
+    """An algorithm for one game. It has no state of its own: `init` makes one, `update` makes the next out of it.
 
-    def init(self, key: jax.Array) -> Any: ...
+    :cvar config_class: its hyperparameters: a frozen msgspec.Struct with a default for each, and with those of
+        `OnPolicyConfig` or `OffPolicyConfig`. A default annotated `tuple[Layer, ...]` is for vectors; images and wide
+        vectors get layers that fit them.
+    :cvar on_policy: it learns from `Trajectories` of recent policies; otherwise from replayed `Transitions`.
+    :cvar offline: it learns from recorded play only and has no way to explore.
+    """
+
+    config_class: ClassVar[type[msgspec.Struct]]
+    on_policy: ClassVar[bool] = False
+    offline: ClassVar[bool] = False
+    game: Game
+    config: Any  # an instance of `config_class`, or another with the hyperparameters that trainers read
+
+    def __init__(self, game: Game, config: Any) -> None:
+        """:raises InputError: the game's spaces, or these hyperparameters together, are not for this algorithm."""
+        self.game, self.config = game, config
+
+    @classmethod
+    def defaults_for(cls, observation: Space, given: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Hyperparameters that differ from `config_class`'s for such observations. Those that are `given` stay."""
+        return {}
+
+    @property
+    def batch(self) -> int:
+        """Rows of one gradient step: with few rows and small layers one thread of XLA is quickest."""
+        return int(self.config.steps if self.on_policy else self.config.batch)
+
+    @property
+    def layers(self) -> tuple[Layer, ...] | None:
+        """Of the policy's network; none where it is not described by layers."""
+        layers = getattr(self.config, "layers", None)
+        return layers if isinstance(layers, tuple) else None
+
+    @abstractmethod
+    def init(self, key: jax.Array) -> Any:
+        """The state before the first update."""
 
     def exploration(self, steps: int) -> float:
         """ε or noise after so many steps of experience; 0 where the policy explores by itself."""
+        return 0.0
 
+    @abstractmethod
     def policy(self, state: Any, normaliser: dict[str, Array], exploration: float) -> Policy:
-        """What acts: on the host, exportable. `normaliser` is empty or has `normaliser.mean` and `normaliser.std`."""
+        """What acts: on the host, exportable.
 
-    def update(self, state: Any, normaliser: dict[str, Array], data: Batch | Trajectories) -> tuple[Any, Metrics]:
-        """Off-policy: one gradient step per leading row of a Batch (updates, batch, …), fused into one call.
-        On-policy: all epochs over these Trajectories."""
+        :param normaliser: empty, or `normaliser.mean` and `normaliser.std`: arrays of the policy, too.
+        """
+
+    @abstractmethod
+    def update(self, state: Any, normaliser: dict[str, Array], data: Any) -> tuple[Any, Metrics]:
+        """The next state, and metrics.
+
+        :param data: off-policy: `Transitions` (updates, batch, …), one gradient step for each leading row, fused into
+            one call. On-policy: `Trajectories`, for all the gradient steps that this experience is good for.
+        """

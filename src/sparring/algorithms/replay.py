@@ -19,12 +19,12 @@ from sparring.games.spec import Array
 from sparring.networks.policy import features
 from sparring.networks.spec import action_size, feature_shape, image_layout, scaling
 
-__all__ = ["Batch", "Replay", "encode_action", "encode_obs", "row_bytes"]
+__all__ = ["Replay", "Transitions", "encode_action", "encode_obs", "row_bytes"]
 
 STEP, TERMINAL, END = 0, 1, 2  # a transition; one whose next state is terminal; an observation without a transition
 
 
-class Batch(NamedTuple):
+class Transitions(NamedTuple):
     """Transitions as arrays of one leading shape: (batch,) or (updates, batch). NumPy's outside, JAX's inside a jit."""
 
     obs: Any
@@ -135,12 +135,12 @@ class Replay:
 
     def sample(
         self, rng: np.random.Generator, updates: int, batch: int, *, gamma: float = 0.99, n_step: int = 1
-    ) -> Batch:
+    ) -> Transitions:
         """`updates` batches, uniform over the window's transitions. An n-step sum ends early where its fragment does,
         and then bootstraps from the last observation there is."""
         return self.gather(self._draw(rng, updates * batch), updates, batch, gamma=gamma, n_step=n_step)
 
-    def gather(self, at: Array, updates: int, batch: int, *, gamma: float = 0.99, n_step: int = 1) -> Batch:
+    def gather(self, at: Array, updates: int, batch: int, *, gamma: float = 0.99, n_step: int = 1) -> Transitions:
         """The transitions that begin at these rows."""
         reward, discount = np.zeros(len(at), np.float32), np.ones(len(at), np.float32)
         last, going = at, np.ones(len(at), bool)
@@ -151,7 +151,7 @@ class Replay:
             discount *= np.where(going, gamma * (self.kind[row] != TERMINAL), 1.0)
             last = last + going
         shape = (updates, batch)
-        return Batch(
+        return Transitions(
             obs=self._take(at, shape),
             action=self.action[at].reshape(*shape, *self.action.shape[1:]),
             reward=reward.reshape(shape),

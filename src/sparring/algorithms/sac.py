@@ -12,8 +12,7 @@ import msgspec
 import numpy as np
 import optax
 
-from sparring.algorithms.protocol import Count, Fraction, Metrics, Positive
-from sparring.algorithms.replay import Batch
+from sparring.algorithms.protocol import Algorithm, Fraction, Metrics, PositiveFloat, PositiveInt, Transitions
 from sparring.errors import InputError
 from sparring.games import Box, Discrete, Game
 from sparring.games.spec import Array
@@ -29,19 +28,19 @@ ENTROPY = 0.5  # of log n: the target for Discrete actions; the paper's 0.98 lea
 
 
 class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    lr: Positive = 3e-4  # Adam's step size for the actor and the temperature
-    critic_lr: Positive = 1e-3  # … and for the critics, which may run ahead of the actor
+    lr: PositiveFloat = 3e-4  # Adam's step size for the actor and the temperature
+    critic_lr: PositiveFloat = 1e-3  # … and for the critics, which may run ahead of the actor
     gamma: Fraction = 0.99  # how much the future counts: ~1/(1−γ) steps ahead
-    batch: Count = 256  # transitions per update
-    n_step: Count = 1  # rewards summed before bootstrapping; beyond 1 the entropy of the steps between is left out
+    batch: PositiveInt = 256  # transitions per update
+    n_step: PositiveInt = 1  # rewards summed before bootstrapping; beyond 1 the entropy between is left out
     tau: Fraction = 0.005  # how fast the target critics follow, per update
-    temperature: Positive = 1.0  # α at the start: what a nat of entropy is worth in reward
+    temperature: PositiveFloat = 1.0  # α at the start: what a nat of entropy is worth in reward
     tune_temperature: bool = True  # move α so that the entropy stays near its target; false: α is a constant
     # Nats. None: −1 per dimension of actions scaled to ±1 (paper, app. D), a part of log n for Discrete ones.
     target_entropy: float | None = None
-    replay: Count = 1_000_000  # rows of the replay window
-    learning_starts: Count = 1_000  # transitions before the first update
-    updates_per_step: Positive = 1.0  # gradient steps per step of experience
+    replay: PositiveInt = 1_000_000  # rows of the replay window
+    learning_starts: PositiveInt = 1_000  # transitions before the first update
+    updates_per_step: PositiveFloat = 1.0  # gradient steps per step of experience
     normalise: bool = True  # observations to mean 0, deviation 1, inside the policy
     layers: tuple[Layer, ...] = (Dense(256), Dense(256))  # the actor's
     critic_layers: tuple[Layer, ...] = (Dense(256), Dense(256))
@@ -59,20 +58,25 @@ class State(NamedTuple):
     updates: jax.Array
 
 
-def SAC(game: Game, config: Config = Config()) -> "ContinuousSAC | DiscreteSAC":
-    if isinstance(game.action, Box):
-        return ContinuousSAC(game, config)
-    if isinstance(game.action, Discrete):
-        return DiscreteSAC(game, config)
-    raise InputError(f"SAC takes Box or Discrete actions, {game.name} has {type(game.action).__name__}: use ppo")
+class SAC(Algorithm):
+    """`SAC(game)` is the one of the two below that the game's actions ask for."""
+
+    config_class = Config
+
+    def __new__(cls, game: Game, config: Config = Config()) -> "SAC":
+        if cls is not SAC:
+            return super().__new__(cls)
+        if isinstance(game.action, Box):
+            return super().__new__(ContinuousSAC)
+        if isinstance(game.action, Discrete):
+            return super().__new__(DiscreteSAC)
+        raise InputError(f"SAC takes Box or Discrete actions, {game.name} has {type(game.action).__name__}: use ppo")
 
 
-class ContinuousSAC:
-    name = "sac"
-    on_policy = False
+class ContinuousSAC(SAC):
     head: Head = Squashed()
 
-    def __init__(self, game: Game, config: Config) -> None:
+    def __init__(self, game: Game, config: Config = Config()) -> None:
         self.game, self.config = game, config
         self.actor_shapes = param_shapes(game, config.layers, self.head)
         self.critic_shapes = self.shapes_of_critics()
@@ -102,14 +106,11 @@ class ContinuousSAC:
             jnp.zeros((), jnp.int32),
         )
 
-    def exploration(self, steps: int) -> float:
-        return 0.0  # the policy explores by itself
-
     def policy(self, state: State, normaliser: dict[str, Array], exploration: float) -> Policy:
         params = {name: np.asarray(p) for name, p in state.actor.items()}
         return Policy(self.game, self.config.layers, self.head, params | normaliser, exploration)
 
-    def update(self, state: State, normaliser: dict[str, Array], batches: Batch) -> tuple[State, Metrics]:
+    def update(self, state: State, normaliser: dict[str, Array], batches: Transitions) -> tuple[State, Metrics]:
         """One gradient step per leading row of `batches`, fused into one call; metrics are means over them."""
         return _update(self, state, normaliser, batches)
 
@@ -128,7 +129,9 @@ class ContinuousSAC:
         action, log_prob = self.act(actor, obs, key)
         return self.q(critic, obs, action).min(0) - temperature * log_prob, log_prob
 
-    def critic_loss(self, critic: Params, state: State, batch: Batch, key: jax.Array) -> tuple[jax.Array, Metrics]:
+    def critic_loss(
+        self, critic: Params, state: State, batch: Transitions, key: jax.Array
+    ) -> tuple[jax.Array, Metrics]:
         """Eq. 5–6: ½(Qᵢ(s,a) − y)², y = r + γ V′(s′), where V′ is that of the target critics."""
         value, _ = self.soft_value(state.actor, state.target, batch.next_obs, jnp.exp(state.log_temperature), key)
         y = jax.lax.stop_gradient(batch.reward + batch.discount * value)
@@ -136,7 +139,9 @@ class ContinuousSAC:
         loss = 0.5 * jnp.square(q - y).mean(1).sum()
         return loss, {"loss/critic": loss, "q/mean": q.mean()}
 
-    def actor_loss(self, actor: Params, state: State, batch: Batch, key: jax.Array) -> tuple[jax.Array, jax.Array]:
+    def actor_loss(
+        self, actor: Params, state: State, batch: Transitions, key: jax.Array
+    ) -> tuple[jax.Array, jax.Array]:
         """Eq. 9: −V(s) = α log π(a|s) − minᵢ Qᵢ(s,a), a ~ π(·|s); and the mean log-probability."""
         value, log_prob = self.soft_value(actor, state.critic, batch.obs, jnp.exp(state.log_temperature), key)
         return -value.mean(), log_prob.mean()
@@ -180,8 +185,8 @@ class DiscreteSAC(ContinuousSAC):
 
 
 @partial(jax.jit, static_argnums=0)
-def _update(sac: ContinuousSAC, state: State, normaliser: Params, batches: Batch) -> tuple[State, Metrics]:
-    def step(state: State, batch: Batch) -> tuple[State, Metrics]:
+def _update(sac: ContinuousSAC, state: State, normaliser: Params, batches: Transitions) -> tuple[State, Metrics]:
+    def step(state: State, batch: Transitions) -> tuple[State, Metrics]:
         batch = batch._replace(obs=normalise(normaliser, batch.obs), next_obs=normalise(normaliser, batch.next_obs))
         key, critic_key, actor_key = jax.random.split(jax.random.wrap_key_data(state.key), 3)
         state = state._replace(key=jax.random.key_data(key), updates=state.updates + 1)
@@ -193,7 +198,7 @@ def _update(sac: ContinuousSAC, state: State, normaliser: Params, batches: Batch
     return state, {name: values.mean() for name, values in metrics.items()}
 
 
-def _learn_critic(sac: ContinuousSAC, state: State, batch: Batch, key: jax.Array) -> tuple[State, Metrics]:
+def _learn_critic(sac: ContinuousSAC, state: State, batch: Transitions, key: jax.Array) -> tuple[State, Metrics]:
     grads, metrics = jax.grad(sac.critic_loss, has_aux=True)(state.critic, state, batch, key)
     change, optimiser = sac.critic_optimiser.update(grads, state.critic_optimiser)
     critic = optax.apply_updates(state.critic, change)
@@ -201,7 +206,7 @@ def _learn_critic(sac: ContinuousSAC, state: State, batch: Batch, key: jax.Array
     return state._replace(critic=critic, target=target, critic_optimiser=optimiser), metrics
 
 
-def _learn_actor(sac: ContinuousSAC, state: State, batch: Batch, key: jax.Array) -> tuple[State, Metrics]:
+def _learn_actor(sac: ContinuousSAC, state: State, batch: Transitions, key: jax.Array) -> tuple[State, Metrics]:
     (loss, log_prob), grads = jax.value_and_grad(sac.actor_loss, has_aux=True)(state.actor, state, batch, key)
     change, optimiser = sac.optimiser.update(grads, state.actor_optimiser)
     state = state._replace(actor=optax.apply_updates(state.actor, change), actor_optimiser=optimiser)

@@ -10,8 +10,15 @@ import msgspec
 import numpy as np
 import optax
 
-from sparring.algorithms.protocol import Count, Fraction, Metrics, NonNegative, Positive
-from sparring.algorithms.replay import Batch
+from sparring.algorithms.protocol import (
+    Algorithm,
+    Fraction,
+    Metrics,
+    NonNegativeFloat,
+    PositiveFloat,
+    PositiveInt,
+    Transitions,
+)
 from sparring.errors import InputError
 from sparring.games import Box, Game
 from sparring.games.spec import Array
@@ -26,21 +33,21 @@ CRITICS = 2
 
 
 class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    lr: Positive = 1e-3  # Adam's step size for the actor
-    critic_lr: Positive = 1e-3  # … and for the critics
+    lr: PositiveFloat = 1e-3  # Adam's step size for the actor
+    critic_lr: PositiveFloat = 1e-3  # … and for the critics
     gamma: Fraction = 0.99  # how much the future counts: ~1/(1−γ) steps ahead
-    batch: Count = 256  # transitions per update
-    n_step: Count = 1  # rewards summed before bootstrapping: faster credit, slightly off-policy
+    batch: PositiveInt = 256  # transitions per update
+    n_step: PositiveInt = 1  # rewards summed before bootstrapping: faster credit, slightly off-policy
     tau: Fraction = 0.005  # how fast the targets follow, per update of the actor
-    policy_delay: Count = 2  # updates of the critics per update of the actor and the targets
-    target_noise: NonNegative = 0.2  # deviation of the noise on target actions (scaled to ±1) …
-    target_noise_clip: NonNegative = 0.5  # … which is clipped to ± this: similar actions, similar values
-    exploration_initial: NonNegative = 1.0  # deviation of the noise on actions (scaled to ±1) at the start …
-    exploration_final: NonNegative = 0.1  # … and after
-    exploration_steps: Count = 2_000  # this many steps of experience
-    replay: Count = 1_000_000  # rows of the replay window
-    learning_starts: Count = 1_000  # transitions before the first update
-    updates_per_step: Positive = 1.0  # gradient steps per step of experience
+    policy_delay: PositiveInt = 2  # updates of the critics per update of the actor and the targets
+    target_noise: NonNegativeFloat = 0.2  # deviation of the noise on target actions (scaled to ±1) …
+    target_noise_clip: NonNegativeFloat = 0.5  # … which is clipped to ± this: similar actions, similar values
+    exploration_initial: NonNegativeFloat = 1.0  # deviation of the noise on actions (scaled to ±1) at the start …
+    exploration_final: NonNegativeFloat = 0.1  # … and after
+    exploration_steps: PositiveInt = 2_000  # this many steps of experience
+    replay: PositiveInt = 1_000_000  # rows of the replay window
+    learning_starts: PositiveInt = 1_000  # transitions before the first update
+    updates_per_step: PositiveFloat = 1.0  # gradient steps per step of experience
     normalise: bool = True  # observations to mean 0, deviation 1, inside the policy
     layers: tuple[Layer, ...] = (Dense(256), Dense(256))  # the actor's
     critic_layers: tuple[Layer, ...] = (Dense(256), Dense(256))
@@ -58,9 +65,8 @@ class State(NamedTuple):
     updates: jax.Array
 
 
-class TD3:
-    name = "td3"
-    on_policy = False
+class TD3(Algorithm):
+    config_class = Config
 
     def __init__(self, game: Game, config: Config = Config()) -> None:
         if not isinstance(game.action, Box):
@@ -96,7 +102,7 @@ class TD3:
         params = {name: np.asarray(p) for name, p in state.actor.items()}
         return Policy(self.game, self.config.layers, self.head, params | normaliser, exploration)
 
-    def update(self, state: State, normaliser: dict[str, Array], batches: Batch) -> tuple[State, Metrics]:
+    def update(self, state: State, normaliser: dict[str, Array], batches: Transitions) -> tuple[State, Metrics]:
         """One gradient step per leading row of `batches`, fused into one call; metrics are means over them."""
         return _update(self, state, normaliser, batches)
 
@@ -107,7 +113,9 @@ class TD3:
     def q(self, params: Params, obs: jax.Array, action: jax.Array, count: int = CRITICS) -> jax.Array:
         return critics(self.config.critic_layers, params, obs, action, count)
 
-    def critic_loss(self, critic: Params, state: State, batch: Batch, key: jax.Array) -> tuple[jax.Array, Metrics]:
+    def critic_loss(
+        self, critic: Params, state: State, batch: Transitions, key: jax.Array
+    ) -> tuple[jax.Array, Metrics]:
         """Algorithm 1: (Qᵢ(s,a) − y)², y = r + γ minᵢ Q′ᵢ(s′, clip(μ′(s′) + ε)), ε ~ clip(N(0, σ̃), ±c)."""
         c = self.config
         action = self.act(state.target_actor, batch.next_obs)
@@ -120,14 +128,14 @@ class TD3:
         loss = jnp.square(q - y).mean(1).sum()
         return loss, {"loss/critic": loss, "q/mean": q.mean()}
 
-    def actor_loss(self, actor: Params, state: State, batch: Batch) -> jax.Array:
+    def actor_loss(self, actor: Params, state: State, batch: Transitions) -> jax.Array:
         """−Q₁(s, μ(s)): the deterministic policy gradient (Silver et al. 2014)."""
         return -self.q(state.critic, batch.obs, self.act(actor, batch.obs), count=1).mean()
 
 
 @partial(jax.jit, static_argnums=0)
-def _update(td3: TD3, state: State, normaliser: Params, batches: Batch) -> tuple[State, Metrics]:
-    def step(state: State, batch: Batch) -> tuple[State, Metrics]:
+def _update(td3: TD3, state: State, normaliser: Params, batches: Transitions) -> tuple[State, Metrics]:
+    def step(state: State, batch: Transitions) -> tuple[State, Metrics]:
         batch = batch._replace(obs=normalise(normaliser, batch.obs), next_obs=normalise(normaliser, batch.next_obs))
         key, critic_key = jax.random.split(jax.random.wrap_key_data(state.key))
         state = state._replace(key=jax.random.key_data(key), updates=state.updates + 1)
@@ -140,13 +148,13 @@ def _update(td3: TD3, state: State, normaliser: Params, batches: Batch) -> tuple
     return state, {name: values.mean() for name, values in metrics.items()}
 
 
-def _learn_critic(td3: TD3, state: State, batch: Batch, key: jax.Array) -> tuple[State, Metrics]:
+def _learn_critic(td3: TD3, state: State, batch: Transitions, key: jax.Array) -> tuple[State, Metrics]:
     grads, metrics = jax.grad(td3.critic_loss, has_aux=True)(state.critic, state, batch, key)
     change, optimiser = td3.critic_optimiser.update(grads, state.critic_optimiser)
     return state._replace(critic=optax.apply_updates(state.critic, change), critic_optimiser=optimiser), metrics
 
 
-def _learn_actor(td3: TD3, state: State, batch: Batch) -> State:
+def _learn_actor(td3: TD3, state: State, batch: Transitions) -> State:
     """One step of the actor, and the targets follow."""
     loss, grads = jax.value_and_grad(td3.actor_loss)(state.actor, state, batch)
     change, optimiser = td3.optimiser.update(grads, state.actor_optimiser)

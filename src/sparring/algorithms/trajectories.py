@@ -12,7 +12,7 @@ from sparring.experience.fragment import Columns
 from sparring.games import Game
 from sparring.games.spec import Array
 
-__all__ = ["Trajectories", "from_rows", "pack"]
+__all__ = ["Trajectories", "from_fragments", "from_rows"]
 
 LENGTH = 256  # steps per segment: longer ones cut fewer fragments, shorter ones are quicker to go through
 SPARE = 1.25  # room for the last observations of fragments, when they have 4 steps or more on average
@@ -32,7 +32,7 @@ class Trajectories(NamedTuple):
     mask: Any
 
 
-def pack(
+def from_fragments(
     game: Game, fragments: Sequence[Columns], terminated: Sequence[bool], *, steps: int, length: int = LENGTH
 ) -> Trajectories:
     """All steps of these fragments, one fragment behind the other. The shape depends on `steps`, how many are expected,

@@ -207,8 +207,8 @@ class Kinesis:
         """One try; a result per record, some of which may be errors."""
         results = self._decode(self._call("PutRecords", {"Records": records}), _Puts).records
         if len(results) != len(records):  # which of them landed is not known: all are sent again
-            told = f"{len(results)} results for {len(records)} records"
-            raise StreamBusy(f"{self.endpoint} did not answer like Kinesis: {told}")
+            message = f"{len(results)} results for {len(records)} records"
+            raise StreamBusy(f"{self.endpoint} did not answer like Kinesis: {message}")
         return results
 
     def iterator(self, shard: str, after: str | None) -> str:
@@ -253,13 +253,14 @@ class Kinesis:
                 raise StreamBusy(f"the stream {self.stream} is {status} since {seconds:g} s")
             time.sleep(0.2)
 
-    def reshard(self, count: int, told: Callable[[int], None] = lambda shards: None) -> None:
-        """Splits the widest shards, or merges the narrowest neighbours, until there are `count`; `told` of each step.
+    def reshard(self, count: int, on_progress: Callable[[int], None] = lambda shards: None) -> None:
+        """Splits the widest shards, or merges the narrowest neighbours, until there are `count`.
+        `on_progress` hears each step.
 
         One at a time, as the service wants it; unlike its UpdateShardCount any number can be reached.
         """
         while len(now := sorted(filter(lambda s: s.open, self.shards()), key=_start)) != count:
-            told(len(now))
+            on_progress(len(now))
             if len(now) < count:
                 widest = max(now, key=lambda s: s.hash_key_range.width)
                 middle = _start(widest) + widest.hash_key_range.width // 2
@@ -270,7 +271,7 @@ class Kinesis:
                 one, two = min(pairs, key=lambda p: p[0].hash_key_range.width + p[1].hash_key_range.width)
                 self._ask("MergeShards", {"ShardToMerge": one.shard_id, "AdjacentShardToMerge": two.shard_id}, None)
             self.wait_active()
-        told(count)
+        on_progress(count)
 
     def _ask(
         self, action: str, asked: dict[str, Any], kind: type[T] | None, stream: bool = True, patience: float = PATIENCE
@@ -319,25 +320,25 @@ class Kinesis:
         except (msgspec.MsgspecError, UnicodeDecodeError):
             fault = _Fault()
         code, text = fault.type.rpartition("#")[2], (fault.message or fault.Message)[:500]
-        told = f"{action} of {self.stream}: {code or status} {text}".rstrip()
+        message = f"{action} of {self.stream}: {code or status} {text}".rstrip()
         there = _server_time(date)
         if code in CLOCK and there is not None and abs(there - time.time() - self._skew) > SKEW:
             self._skew = there - time.time()  # our clock jumped: its own Date makes the next try good
-            return StreamBusy(f"{told} (this machine's clock is {-self._skew:+.0f} s off)")
+            return StreamBusy(f"{message} (this machine's clock is {-self._skew:+.0f} s off)")
         if code == "ResourceInUseException" and action == "CreateStream":
             return InputError(f"the stream {self.stream!r} is there already: `sparring stream status` shows it")
         if status >= 500 or status == 429 or code in BUSY:
-            return StreamBusy(told)
+            return StreamBusy(message)
         if code == "ExpiredIteratorException":
-            return IteratorExpired(told)
+            return IteratorExpired(message)
         if action == "GetShardIterator" and code == "InvalidArgumentException":
-            return PositionUnknown(told)
+            return PositionUnknown(message)
         if code == "ResourceNotFoundException":
             create = f"`sparring stream create '{self.address}'` makes it"
             return InputError(f"there is no stream {self.stream!r} at {self.endpoint}: {create}. ({text})")
         if status == 413 or (action == "PutRecords" and code in ("InvalidArgumentException", "ValidationException")):
-            return TooLargeRequest(told)
-        return InputError(told)
+            return TooLargeRequest(message)
+        return InputError(message)
 
     def _decode(self, body: bytes, kind: type[T]) -> T:
         try:

@@ -1,5 +1,5 @@
 """Signatures of requests to AWS (version 4) and the addresses of its services. Ours because a game ships it: botocore
-and its data are 80 MB, this is a page. Servers find their credentials with `sdk`."""
+and its data are 25 MB, this is a page. Servers find their credentials with `sdk`."""
 
 import hashlib
 import hmac

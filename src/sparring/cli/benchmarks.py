@@ -24,7 +24,7 @@ app = typer.Typer(
 )
 def scaling(
     target: Annotated[str, typer.Argument(metavar="EXPERIMENT.yaml|GAME", help="What to train, as `train` takes it.")],
-    algorithm: Annotated[str | None, typer.Option(help="For a game without an experiment file.")] = None,
+    algorithm: Annotated[str | None, typer.Option(help="dqn, ppo, …, or module:Class of your own.")] = None,
     workers: Annotated[str, typer.Option(help="Numbers of rollout workers, such as 1,2,4.")] = "1,2",
     gpus: Annotated[
         str | None, typer.Option(help="Numbers of GPUs that learn, such as 0,1; default: as the experiment says.")

@@ -64,6 +64,9 @@ app.command("eval", epilog=examples(f"sparring eval {RUN} --episodes 50", "sparr
 app.command(epilog=examples(f"sparring record {RUN}", f"sparring record {RUN} out.mp4 --episodes 3"))(training.record)
 app.command(epilog=examples(f"sparring plot {RUN} runs/CartPole-v1-ppo-2 --out figure.png"))(training.plot)
 app.command(epilog=examples(f"sparring publish {RUN}", f"sparring publish {RUN} --model careful"))(training.publish)
+app.command(epilog=examples(f"sparring export {RUN}@best", f"sparring export {RUN} --to my_formats:Json --out out"))(
+    training.export
+)
 app.command(epilog=examples("sparring runs", "sparring runs experiments/of-monday"))(training.runs)
 app.command(epilog=examples("sparring schema", "sparring schema sweep --out sweep.schema.json"))(training.schema)
 app.add_typer(

@@ -20,7 +20,9 @@ __all__ = [
 
 DEFAULT_SERVER = "http://127.0.0.1:8400"
 ServerOption = Annotated[str, typer.Option(envvar="SPARRING_SERVER", help="Address of the platform.")]
-AlgorithmOption = Annotated[str | None, typer.Option(help="What learns; default: by the game's actions.")]
+AlgorithmOption = Annotated[
+    str | None, typer.Option(help="What learns: dqn, ppo, …, or module:Class; default: by the game's actions.")
+]
 DataOption = Annotated[Path, typer.Option(help="Directory for everything: store, registry, checkpoints.")]
 JsonOption = Annotated[bool, typer.Option("--json", help="As JSON, for scripts.")]
 
@@ -31,9 +33,9 @@ def examples(*lines: str) -> str:
 
 
 def get(server: str, kind: Any, *path: str, query: str = "") -> Any:
-    from sparring.client.transports.http import Server
+    from sparring.client.transports.http import HttpConnection
 
-    connection = Server(server)
+    connection = HttpConnection(server)
     try:
         return connection.request("GET", *path, query=query).decode(kind)
     finally:
@@ -42,9 +44,9 @@ def get(server: str, kind: Any, *path: str, query: str = "") -> Any:
 
 def change(server: str, method: str, *path: str) -> Any:
     """A change may take a while: the store removes much in small pieces."""
-    from sparring.client.transports.http import Server
+    from sparring.client.transports.http import HttpConnection
 
-    connection = Server(server)
+    connection = HttpConnection(server)
     try:
         return connection.request(method, *path, timeout=600.0)
     finally:

@@ -35,7 +35,7 @@ def demo(
     from sparring.demo import demo
 
     if algorithm is not None:
-        algorithms.check_name(algorithm)
+        algorithms.check(algorithm)
     demo(game, algorithm=algorithm, players=players, target=target, data=data, port=port, limit=limit, stay=stay)
 
 
@@ -82,8 +82,8 @@ def up(
     from sparring import algorithms, platform
 
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
-    if algorithm is not None:
-        algorithms.check_name(algorithm)
+    if algorithm is not None and train:
+        algorithms.check(algorithm)
     if not train and not gateway:
         raise InputError("--no-train --no-gateway leaves nothing to run: drop one of them")
     settings = msgspec.json.encode({"algorithm": algorithm, "publish_every": publish_every})

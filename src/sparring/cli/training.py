@@ -1,9 +1,10 @@
-"""The commands about runs, as functions that typer reads: train, evaluate, record, plot, publish, runs. They parse and
-print; what they do is elsewhere, and is loaded when it is asked for."""
+"""The commands about runs, as functions that typer reads: train, evaluate, record, plot, publish, export, runs. They
+parse and print; what they do is elsewhere, and is loaded when it is asked for."""
 
 import logging
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -14,8 +15,10 @@ from sparring.errors import InputError
 
 if TYPE_CHECKING:
     from sparring.experiment import Experiment
+    from sparring.games import Game
+    from sparring.registry.registry import Registry as Models
 
-__all__ = ["evaluate", "plot", "publish", "record", "runs", "schema", "train"]
+__all__ = ["evaluate", "export", "plot", "publish", "record", "runs", "schema", "train"]
 
 Target = Annotated[
     str,
@@ -33,7 +36,7 @@ def train(
     target: Annotated[
         str, typer.Argument(metavar="EXPERIMENT.yaml|GAME|RUN", help="An experiment, a game's id, or a run to resume.")
     ],
-    algorithm: Annotated[str | None, typer.Option(help="For a game without an experiment file.")] = None,
+    algorithm: Annotated[str | None, typer.Option(help="dqn, ppo, …, or module:Class of your own.")] = None,
     changes: Annotated[
         list[str] | None, typer.Option("--set", help="Change a key, such as algorithm.lr=1e-3; repeatable.")
     ] = None,
@@ -123,7 +126,7 @@ def record(
     out = out or _video(target)
     with _progress("recording", episodes) as told:
         returns = video.record(
-            policy, out, episodes, seed, told=lambda episode, frames: told(episode, f"{frames:,} frames")
+            policy, out, episodes, seed, on_frame=lambda episode, frames: told(episode, f"{frames:,} frames")
         )
     typer.echo(f"{out}: returns {', '.join(f'{ret:.1f}' for ret in returns)}")
 
@@ -181,23 +184,32 @@ def publish(
     ],
     model: Annotated[str, typer.Option(help="The model's name.")] = "bot",
     registry: Registry = DEFAULT_REGISTRY,
+    game: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME", help="Publish for this game instead: its name on the platform, or its .json declaration."
+        ),
+    ] = None,
 ) -> None:
-    """Publish a run's policy as the next version of a model: the best evaluated one, unless another is named."""
+    """Publish a run's policy as the next version of a model: the best evaluated one, unless another is named.
+
+    With --game the run's game and the other one must have the same spaces (the same schema)."""
     from sparring.runs.run import find_run
 
     if (found := find_run(target)) is None:
         raise InputError(f"{target} is not a run directory: it has no experiment.yaml")
     run, which = found
     best = run.best() if which in (None, "best") else None
-    manifest = publish_run(run.path, model, registry, which)
+    manifest = publish_run(run.path, model, registry, which, game)
     typer.echo(f"{manifest.game.name}/{manifest.model}/{manifest.version}")
     if best is not None:
         told = f"the best evaluated policy: iteration {best.iteration}, return {best.ret:,.1f}"
         typer.echo(f"{told} ({run.path}@last is the last one)", err=True)
 
 
-def publish_run(path: Path, model: str, registry: str, which: str | None = None) -> Any:
-    """The manifest of the version that was published; without `which` the best one, where one was evaluated."""
+def publish_run(path: Path, model: str, registry: str, which: str | None = None, game: str | None = None) -> Any:
+    """The manifest of the version that was published; without `which` the best one, where one was evaluated. `game`:
+    another one than the run's, to publish it for."""
     from sparring.registry.manifest import DataSpan
     from sparring.registry.registry import Registry
     from sparring.runs.run import Run
@@ -213,13 +225,82 @@ def publish_run(path: Path, model: str, registry: str, which: str | None = None)
     config = {k: v for k, v in experiment.hyperparameters.items() if not isinstance(v, list | dict)}
     where = Registry(registry)
     where.check()
+    policy = run.policy(which)
+    if game is not None:
+        policy = replace(policy, game=_other_game(policy.game, game, where, registry))
     return where.publish(
-        run.policy(which),
+        policy,
         model=model,
         algorithm=experiment.name,
         metrics=last,
         config={**config, "seed": experiment.seed},
         data=DataSpan(steps=int(last.get("steps", 0))),
+    )
+
+
+def export(
+    target: Target,
+    to: Annotated[
+        str, typer.Option(metavar="FORMAT", help="onnx, safetensors, or module:Class for a format of your own.")
+    ] = "onnx",
+    out: Annotated[Path, typer.Option(metavar="DIR", help="Where the file goes; default: here.")] = Path(),
+    registry: Registry = DEFAULT_REGISTRY,
+) -> None:
+    """Write a run's or a published policy as a file for other programs, named after the run or the model."""
+    from sparring.export import formats
+    from sparring.policies import load_policy
+
+    formats.find_format(to)  # before anything is read
+    policy = load_policy(target, registry)
+    for path in formats.write(formats.render(to, policy, _stem(target)), out):
+        typer.echo(str(path))
+
+
+def _stem(target: str) -> str:
+    """`runs/CartPole-v1-ppo-1@best` → `CartPole-v1-ppo-1-best`, `CartPole-v1/bot/3` → `CartPole-v1-bot-3`."""
+    from sparring.runs.run import find_run
+
+    if (found := find_run(target)) is None:
+        return target.replace("/", "-")
+    run, which = found
+    return run.path.resolve().name + (f"-{which}" if which is not None else "")
+
+
+def _other_game(ours: "Game", name: str, registry: "Models", address: str) -> "Game":
+    """The game of that name, if a policy of ours plays it."""
+    found = _find_game(name, registry, address)
+    if found.schema != ours.schema:
+        parts = [
+            f"{part} ({getattr(ours, part)!r:.200}, there {getattr(found, part)!r:.200})"
+            for part in ("observation", "action", "players")
+            if getattr(ours, part) != getattr(found, part)
+        ]
+        raise InputError(
+            f"a policy of {ours.name} does not play {found.name}: they differ in {' and '.join(parts)}. "
+            f"Train on the spaces of {found.name}, or declare it with those of {ours.name}"
+        )
+    return found
+
+
+def _find_game(name: str, registry: "Models", address: str) -> "Game":
+    """By its declaration, the registry's newest version of it, or the store beside the registry's directory."""
+    from sparring.games import catalog
+    from sparring.store import open_store
+
+    if name.endswith(".json"):
+        return catalog.load(name)
+    if (latest := registry.latest(name)) is not None:
+        return latest.game
+    store = Path(address).parent / "store.db"
+    if "://" not in address and store.is_file():
+        with closing(open_store(str(store), readonly=True)) as opened:
+            if (found := next((game for game in opened.games() if game.name == name), None)) is not None:
+                return found
+            if (why := opened.unreadable().get(name)) is not None:
+                raise InputError(why)
+    raise InputError(
+        f"{address} has no version of a game {name!r}, and no store beside it has its declaration: "
+        f"give the declaration itself, --game {name}.json"
     )
 
 

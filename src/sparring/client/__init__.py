@@ -4,7 +4,15 @@ nothing of the training stack."""
 from sparring.client.bot import Actions, Bot
 from sparring.client.client import Client, Player, public_bot
 from sparring.client.recorder import Acted
-from sparring.client.transports.http import Refused, SchemaMismatch, Unavailable
+from sparring.client.transports.base import (
+    Refused,
+    SchemaMismatch,
+    Transport,
+    Unavailable,
+    UnknownGame,
+    Upload,
+    UploadTooLarge,
+)
 from sparring.client.uploader import Stats
 
 __all__ = [
@@ -16,6 +24,10 @@ __all__ = [
     "Refused",
     "SchemaMismatch",
     "Stats",
+    "Transport",
     "Unavailable",
+    "UnknownGame",
+    "Upload",
+    "UploadTooLarge",
     "public_bot",
 ]

@@ -5,6 +5,7 @@ Whatever goes wrong on the way, the version that is here goes on playing.
 
 import hashlib
 import re
+import threading
 import time
 from pathlib import Path
 
@@ -12,32 +13,32 @@ import msgspec
 
 from sparring.client.bot import Loaded, Policy, RandomPlay
 from sparring.client.notices import Notices, attempt, describe, log
-from sparring.client.published import Published
-from sparring.client.transports.http import Unavailable
+from sparring.client.transports.base import ModelSource, Unavailable
 from sparring.errors import InputError
 from sparring.files import write_whole
 from sparring.games import Game
 from sparring.games.spec import NAME
 from sparring.registry.manifest import FileInfo, Manifest
 
-__all__ = ["Models", "Newest"]
+__all__ = ["Models", "Newest", "Refresher"]
 
 FILE = "policy.onnx"
 MAX_FILE = 1 << 30
 KEEP = 8  # files of one game on disk
 MAX_DELAY = 300.0
+FAULT_DELAY = 5.0  # seconds after a fault that nobody foresaw
 SHA256 = re.compile("[0-9a-f]{64}")
 
 
 class Models:
     """One game's published versions, with their files in `directory`."""
 
-    def __init__(self, published: Published, game: Game, directory: Path, notices: Notices) -> None:
-        self.published, self.game, self.directory, self.notices = published, game, directory, notices
+    def __init__(self, source: ModelSource, game: Game, directory: Path, notices: Notices) -> None:
+        self.source, self.game, self.directory, self.notices = source, game, directory, notices
 
     def version(self, model: str, version: int) -> Policy:
         """A certain version."""
-        return self.load(self.published.manifest(self.game.name, model, version))
+        return self.load(self.source.manifest(self.game.name, model, version))
 
     def load(self, manifest: Manifest) -> Policy:
         """From disk or from where it is published. Raises InputError for a file that cannot play this game."""
@@ -88,7 +89,7 @@ class Models:
         return info
 
     def _download(self, manifest: Manifest, sha256: str, size: int) -> bytes:
-        data = self.published.file(manifest, FILE, size)
+        data = self.source.file(manifest, FILE, size)
         if (found := hashlib.sha256(data).hexdigest()) != sha256:
             raise InputError(
                 f"{FILE} of version {manifest.version} of {manifest.model!r} is damaged: "
@@ -119,15 +120,11 @@ class Newest:
         self._models, self._model, self._every = models, model, every
         self._etag: str | None = None
         self._failures = 0
-        self._due = 0.0
+        self.due = 0.0  # when to look again
         self.policy: Policy = RandomPlay(models.game)
         self.refresh()
         if self.policy.version == 0 and (kept := models.remembered(model)) is not None:
             self.policy = kept
-
-    def refresh_if_due(self) -> None:
-        if time.monotonic() >= self._due:
-            self.refresh()
 
     def refresh(self) -> None:
         """Never raises, whatever the server, the file or ONNX Runtime does: it is told once, and tried again later."""
@@ -137,10 +134,10 @@ class Newest:
             why = str(error) if isinstance(error, Unavailable | InputError) else describe(error)
             kept = f"version {self.policy.version} of {self.policy.model!r} goes on playing"
             self._models.notices.warn(f"no newer bot for now: {why} ({kept})")
-        self._due = time.monotonic() + min(MAX_DELAY, self._every * 2 ** min(self._failures, 10))
+        self.due = time.monotonic() + min(MAX_DELAY, self._every * 2 ** min(self._failures, 10))
 
     def _look(self) -> None:
-        found = self._models.published.latest(self._models.game.name, self._model, self._etag)
+        found = self._models.source.latest(self._models.game.name, self._model, self._etag)
         if found is None:
             return
         manifest, etag = found
@@ -150,3 +147,45 @@ class Newest:
             self.policy = self._models.load(manifest)
             self._models.remember(manifest)
         self._etag = etag
+
+
+class Refresher:
+    """Looks for newer versions in a thread of its own, so that a slow download delays no upload."""
+
+    def __init__(self, notices: Notices) -> None:
+        self._notices = notices
+        self._changed = threading.Condition()  # guards the rest
+        self._followed: list[Newest] = []
+        self._closing = False
+        self._thread = threading.Thread(target=self._run, name="sparring-bots", daemon=True)
+
+    def follow(self, newest: Newest) -> None:
+        with self._changed:
+            self._followed.append(newest)
+            if not self._thread.is_alive() and not self._closing:
+                self._thread.start()
+            self._changed.notify_all()
+
+    def close(self, timeout: float) -> None:
+        """Waits for a download that is on its way for so long, and then leaves it alone: nobody needs it any more."""
+        with self._changed:
+            self._closing = True
+            self._changed.notify_all()
+        if self._thread.is_alive():
+            self._thread.join(timeout)
+
+    def _run(self) -> None:
+        while (newest := self._next()) is not None:
+            newest.due = time.monotonic() + FAULT_DELAY  # unless the refresh gets to say when to look again
+            self._notices.guard("looking for a newer bot", newest.refresh)
+
+    def _next(self) -> Newest | None:
+        """Waits until one is due; none: it is closed."""
+        with self._changed:
+            while not self._closing:
+                newest = min(self._followed, key=lambda one: one.due)
+                wait = newest.due - time.monotonic()
+                if wait <= 0:
+                    return newest
+                self._changed.wait(wait)
+            return None

@@ -5,23 +5,25 @@ import hashlib
 import os
 import re
 import threading
+import time
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-import msgspec
 import numpy as np
 
 from sparring import api
 from sparring.client.bot import Bot
-from sparring.client.bots import Models, Newest
+from sparring.client.bots import Models, Newest, Refresher
 from sparring.client.convert import to_action
 from sparring.client.notices import Notices
-from sparring.client.published import OfBucket, OfServer, Published
+from sparring.client.public_registry import BucketModels
 from sparring.client.recorder import LAST_ACT, Acted, Recorder
 from sparring.client.spool import Spool
-from sparring.client.transports.http import Refused, SchemaMismatch, Server, Unavailable
-from sparring.client.uploader import Stats, Uploader, register
+from sparring.client.transports import open_transport
+from sparring.client.transports.base import ModelSource, SchemaMismatch, Transport, Unavailable, UnknownGame
+from sparring.client.transports.http import HttpTransport
+from sparring.client.uploader import Stats, Uploader
 from sparring.errors import InputError, SparringError
 from sparring.files import write_whole
 from sparring.games import Game
@@ -29,8 +31,6 @@ from sparring.games.spec import NAME
 from sparring.registry.manifest import DEFAULT_MODEL
 
 __all__ = ["Client", "Player", "public_bot"]
-
-MSGPACK = {"Content-Type": "application/msgpack", "Accept": "application/msgpack"}
 
 
 class Player(Recorder):
@@ -52,16 +52,15 @@ class Player(Recorder):
     def act(self, obs: Any, explore: bool = False, model: str = DEFAULT_MODEL) -> Any:
         """Asks the server for an action. Raises Unavailable when it does not answer, InputError when it refuses."""
         ask = api.Act(obs=self._obs_bytes(obs), schema=self.game.schema, model=model, explore=explore)
-        body = msgspec.msgpack.encode(ask)
-        answer = self._client._server.request("POST", "games", self.game.name, "act", body=body, headers=MSGPACK)
-        told = answer.decode(api.Actions)
+        gateway = self._client._gateway
+        chosen = gateway.act(self.game, ask)
         element = self.game.action.element
         try:
-            column = np.asarray(told.action).astype(element.base).reshape(1, *element.shape)
+            column = np.asarray(chosen.action).astype(element.base).reshape(1, *element.shape)
         except (ValueError, TypeError) as error:
-            raise Unavailable(f"{answer.origin} sent an action that does not fit the game: {error}") from error
-        drawn = told.log_prob[0] if told.log_prob else None
-        self.last_act = column.tobytes(), Acted(told.model, told.version, drawn)
+            raise Unavailable(f"{gateway.address} sent an action that does not fit the game: {error}") from error
+        log_prob = chosen.log_prob[0] if chosen.log_prob else None
+        self.last_act = column.tobytes(), Acted(chosen.model, chosen.version, log_prob)
         return self._to_action(column)
 
 
@@ -69,10 +68,11 @@ class Client:
     """A game's connection to a server: records play, gets bots. Keeps working while the server is away.
 
     :param url: Address of a gateway, or of a stream: kinesis://NAME?region=…; behind a proxy that asks:
-        https://USER:PASSWORD@…
+        https://USER:PASSWORD@…; a transport of your own: my_module:MyTransport://…, or none with `transport`.
     :param game: Name of a game that the server knows, or a Game (or the path of its JSON) to register there.
     :param player: Name of the player.
-    :param models: With a stream: a gateway's address, for bots; a stream has none.
+    :param transport: A `Transport` of your own; the client closes it.
+    :param models: With a stream or a transport that only takes play: a gateway's address, for bots.
     :param registry: Address of a public registry (https://…) to get bots from. None: they come from the server.
     :param directory: Where unsent play and downloaded bots are kept. None: $SPARRING_CLIENT_DIR or ~/.sparring/client.
     :param fragment_steps: Steps per uploaded fragment at most; an episode's end always ends one.
@@ -85,10 +85,11 @@ class Client:
 
     def __init__(
         self,
-        url: str,
+        url: str | None,
         game: Game | str | Path,
         player: str,
         *,
+        transport: Transport | None = None,
         models: str | None = None,
         registry: str | None = None,
         directory: str | Path | None = None,
@@ -99,27 +100,29 @@ class Client:
         queue_bytes: int = 64 << 20,
         spool_bytes: int = 256 << 20,
     ) -> None:
-        self._server = _connect(url, timeout, models)
+        self._transport = _transport(url, transport, timeout)
+        self._gateway = _gateway(self._transport, timeout, models)
         self._notices = Notices()
         self._fragment_steps, self._max_age, self._refresh = fragment_steps, max_age, refresh
-        self._published: Published = OfServer(self._server) if registry is None else OfBucket(registry, timeout)
+        bucket = None if registry is None else BucketModels(registry, timeout)
+        self._source: ModelSource = self._gateway.models() if bucket is None else bucket
         root = _root(directory)
         declared = _declared(game)
         name = declared.name if declared is not None else str(game).replace("/", "-")
         if not NAME.fullmatch(name):
             raise InputError(f"{name!r} is no game's name: use letters, digits, '.', '_' and '-'")
-        self.directory = root / _folder(self._server.url) / name
+        self.directory = root / _folder(self._transport.address) / name
         if declared is not None:
             self.game, registered = declared, self._register(declared)
         else:
             self.game, registered = self._look_up(name), True
-        self._server.game = self.game
-        self._models = Models(self._published, self.game, self.directory / "bots", self._notices)
+        self._models = Models(self._source, self.game, self.directory / "bots", self._notices)
         self._lock = threading.Lock()
         self._newest: dict[str, Newest] = {}
+        self._refresher = Refresher(self._notices)
         self._players: dict[str, Player] = {}
         self._uploader = Uploader(
-            self._server,
+            self._transport,
             self.game,
             Spool(self.directory / "spool", spool_bytes, self._notices),
             declared=declared is not None,
@@ -206,6 +209,7 @@ class Client:
         with self._lock:
             if model not in self._newest:
                 self._newest[model] = Newest(self._models, model, self._refresh)
+                self._refresher.follow(self._newest[model])
             return self._newest[model]
 
     def close(self, timeout: float = 5.0) -> None:
@@ -217,28 +221,25 @@ class Client:
         for player in self._players.values():
             player.closed = True
             player.end_episode()
+        end = time.monotonic() + timeout
         self._uploader.close(timeout)
-        self._published.close()
-        self._server.close()
+        self._refresher.close(min(1.0, max(0.0, end - time.monotonic())))
+        self._source.close()
+        self._gateway.close()
+        if self._transport is not self._gateway:
+            self._transport.close()
 
     def _tick(self) -> None:
         for player in list(self._players.values()):
             player.cut(self._max_age)
-        if not self._closed:
-            for newest in list(self._newest.values()):
-                newest.refresh_if_due()
 
     def _register(self, game: Game) -> bool:
         """Whether the server knows the game now. SchemaMismatch when it knows another one by that name."""
         try:
-            known = register(self._server, game)
+            known = self._transport.register(game)
         except Unavailable as error:
             self._notices.warn(f"{error}. Play is kept in {self.directory / 'spool'} and sent when it is back")
             return False
-        except Refused as error:
-            if error.status == 409:
-                raise SchemaMismatch(str(error)) from error
-            raise
         if known.schema != game.schema:
             raise SchemaMismatch(_mismatch(game, known))
         return True
@@ -246,13 +247,11 @@ class Client:
     def _look_up(self, name: str) -> Game:
         kept = self.directory / "game.json"
         try:
-            game = self._server.request("GET", "games", name).decode(Game)
-        except Refused as error:
-            if error.status != 404:
-                raise
+            game = self._gateway.game(name)
+        except UnknownGame as error:
             raise InputError(
-                f"{self._server.url} does not know the game {name!r}: pass a Game, or the path of its declaration, to "
-                f"register it (for a Gymnasium game: sparring.games.catalog.load({name!r}))"
+                f"{self._gateway.address} does not know the game {name!r}: pass a Game, or the path of its "
+                f"declaration, to register it (for a Gymnasium game: sparring.games.catalog.load({name!r}))"
             ) from error
         except Unavailable as error:
             if not kept.is_file():
@@ -283,7 +282,7 @@ def public_bot(
     certain one. Raises Unavailable when the registry does not answer, InputError when it has no such bot."""
     if not NAME.fullmatch(game) or not NAME.fullmatch(model):
         raise InputError(f"{game!r} and {model!r}: names of games and models are letters, digits, '.', '_' and '-'")
-    published = OfBucket(registry, timeout)
+    published = BucketModels(registry, timeout)
     try:
         found = (
             published.latest(game, model, None) if version is None else (published.manifest(game, model, version), "")
@@ -302,14 +301,23 @@ def _root(directory: str | Path | None) -> Path:
     return Path(directory or os.environ.get("SPARRING_CLIENT_DIR") or Path.home() / ".sparring" / "client")
 
 
-def _connect(url: str, timeout: float, models: str | None) -> Server:
-    if url.startswith("kinesis:"):
-        from sparring.client.transports.kinesis import StreamServer  # most clients never need it
+def _transport(url: str | None, transport: Transport | None, timeout: float) -> Transport:
+    if transport is None:
+        if url is None:
+            raise InputError("where to? Give a server's address, like http://127.0.0.1:8400, or a transport")
+        return open_transport(url, timeout)
+    if url is not None:
+        raise InputError(f"both an address, {url!r}, and a transport: give None for the one that is not meant")
+    return transport
 
-        return StreamServer(url, timeout, models)
-    if models is not None:
-        raise InputError(f"models={models!r} is for clients of a stream: {url} has bots itself")
-    return Server(url, timeout)
+
+def _gateway(transport: Transport, timeout: float, models: str | None) -> Transport:
+    """Who is asked for games, bots and actions."""
+    if models is None:
+        return transport
+    if isinstance(transport, HttpTransport):
+        raise InputError(f"models={models!r} is for clients of a stream: {transport.address} has bots itself")
+    return HttpTransport(models, timeout)
 
 
 def _declared(game: Game | str | Path) -> Game | None:
@@ -320,16 +328,15 @@ def _declared(game: Game | str | Path) -> Game | None:
     if path.suffix != ".json":
         return None
     try:
-        return Game.from_json(path.read_bytes())
+        return Game.declared(path.read_bytes())
     except OSError as error:
         raise InputError(f"cannot read the game declaration {path}: {error.strerror}") from error
 
 
 def _folder(url: str) -> str:
     """A readable folder name per server."""
-    return (
-        f"{re.sub(r'[^A-Za-z0-9.]+', '-', url.partition('//')[2])[:60]}-{hashlib.sha256(url.encode()).hexdigest()[:8]}"
-    )
+    readable = re.sub(r"[^A-Za-z0-9.]+", "-", url.partition("//")[2] or url)[:60]
+    return f"{readable}-{hashlib.sha256(url.encode()).hexdigest()[:8]}"
 
 
 def _mismatch(ours: Game, theirs: Game) -> str:

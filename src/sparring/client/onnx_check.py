@@ -1,8 +1,9 @@
 """What a downloaded ONNX file may contain before ONNX Runtime sees it: the operators of our policies and nothing else.
 No files beside it, no functions, no foreign domains, no graphs within nodes.
 
-It reads protobuf itself (the client has no `onnx` package), knows the fields that our policies have and refuses every
-other one. It does not bound how much a graph of allowed operators computes.
+Ours because a game ships it: `onnx` is 27 MB, and its checker asks whether a file is valid, not whether it is
+harmless. It reads protobuf itself, knows the fields that our policies have and refuses every other one. It does not
+bound how much a graph of allowed operators computes.
 """
 
 import math

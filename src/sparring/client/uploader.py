@@ -1,5 +1,5 @@
-"""Sends cuts to the server from one background thread: batches, compresses, retries, and keeps on disk what the server
-cannot take now. Nothing is forgotten before the server acknowledged or refused it, or a bound was reached (counted)."""
+"""Sends cuts through a transport from one background thread: batches, retries, and keeps on disk what cannot be taken
+now. Nothing is forgotten before the server acknowledged or refused it, or a bound was reached (counted)."""
 
 import random
 import threading
@@ -14,13 +14,18 @@ from sparring.api import Rejected, Uploaded
 from sparring.client.notices import Notices, attempt, describe, log
 from sparring.client.recorder import Cut
 from sparring.client.spool import Spool
-from sparring.client.transports.http import Refused, Server, Unavailable
-from sparring.errors import InputError
-from sparring.experience import wire
-from sparring.experience.fragment import Fragment
+from sparring.client.transports.base import (
+    Refused,
+    SchemaMismatch,
+    Transport,
+    Unavailable,
+    UnknownGame,
+    Upload,
+    UploadTooLarge,
+)
 from sparring.games import Game
 
-__all__ = ["Stats", "Uploader", "register"]
+__all__ = ["Stats", "Uploader"]
 
 TICK = 0.2  # a fragment waits at most this long for others to share its request
 MAX_FRAGMENTS = 50
@@ -29,9 +34,7 @@ SPOOL_AFTER = 5.0  # while the server is away: seconds that a kill of the proces
 FIRST_DELAY, MAX_DELAY = 0.5, 60.0
 TRIES = 3  # so often a file may fail before others go first
 ASIDE, MAX_ASIDE = 30.0, 600.0  # seconds that it then waits
-TOO_LARGE = 413
 RESCAN = 10.0
-HEADERS = {"Content-Type": "application/msgpack", "Content-Encoding": "gzip"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,15 +50,6 @@ class Stats:
     spooled: int = 0  # waiting on disk, also from earlier processes
 
 
-def register(server: Server, game: Game, timeout: float | None = None) -> Game:
-    """Makes the game known; the server's own idea of it comes back. Refused (409) when the schemas differ."""
-    answer = server.request("PUT", "games", game.name, body=game.to_json(), headers=JSON, timeout=timeout)
-    return answer.decode(Game)
-
-
-JSON = {"Content-Type": "application/json"}
-
-
 class Unforeseen(Unavailable):
     """Not the server's answer, but an error of ours on the way to it."""
 
@@ -66,7 +60,7 @@ class Uploader:
 
     def __init__(
         self,
-        server: Server,
+        transport: Transport,
         game: Game,
         spool: Spool,
         *,
@@ -76,7 +70,7 @@ class Uploader:
         notices: Notices,
         tick: Callable[[], None],
     ) -> None:
-        self._server, self._game, self._spool, self._notices, self._tick = server, game, spool, notices, tick
+        self._transport, self._game, self._spool, self._notices, self._tick = transport, game, spool, notices, tick
         self._declared, self._registered = declared, registered
         self._limit = queue_bytes
         self._changed = threading.Condition()  # guards everything below
@@ -155,8 +149,8 @@ class Uploader:
             self._queued_bytes = 0
         while left:
             batch, left = left[:MAX_FRAGMENTS], left[MAX_FRAGMENTS:]
-            if body := self._pack(batch):
-                self._keep(body, batch)
+            if upload := self._pack(batch):
+                self._keep(upload, batch)
 
     # From here on: the background thread.
 
@@ -210,20 +204,21 @@ class Uploader:
 
     def _send_queued(self) -> bool:
         batch = self._take(self._most)
-        if not (body := self._pack(batch)):
+        if not (upload := self._pack(batch)):
             return False
         try:
-            self._deliver(body, len(batch))
+            self._deliver(upload, len(batch))
         except Unavailable as error:
             if self._abandoned:
                 raise
-            if error.status == TOO_LARGE and len(batch) > 1:
+            too_large = isinstance(error, UploadTooLarge)
+            if too_large and len(batch) > 1:
                 self._most = len(batch) // 2
                 self._put_back(batch)
                 return True
-            if self._keep(body, batch):
+            if self._keep(upload, batch):
                 self._landed()
-                if error.status == TOO_LARGE:
+                if too_large:
                     return True
             elif _own_fault(error):
                 with self._changed:
@@ -258,15 +253,17 @@ class Uploader:
 
     def _deliver_file(self, path: Path, count: int) -> None:
         """Sends it and removes it. One that is too large is divided instead, and its halves have their turns next."""
-        body = path.read_bytes()
+        upload = Upload.from_body(path.read_bytes())
         try:
-            self._deliver(body, count)
-        except Unavailable as error:
-            if error.status != TOO_LARGE or (fragments := _fragments(body)) is None or len(fragments) < 2:
-                raise
-            half = len(fragments) // 2
-            parts = fragments[:half], fragments[half:]
-            self._spool.divide(path, [(_body(part), len(part)) for part in parts])
+            self._deliver(upload, count)
+        except UploadTooLarge as error:
+            try:
+                several = len(upload.fragments) > 1
+            except Refused:
+                several = False  # damaged on disk
+            if not several:
+                raise error
+            self._spool.divide(path, [(half.body, len(half.fragments)) for half in upload.halves()])
         else:
             self._spool.remove(path)
 
@@ -277,7 +274,7 @@ class Uploader:
         if tries < TRIES and not _own_fault(error):
             raise error
         self._spool.set_aside(path, min(MAX_ASIDE, ASIDE * 2 ** min(max(tries - TRIES, 0), 20)))
-        if error.status != TOO_LARGE:
+        if not isinstance(error, UploadTooLarge):
             doubt, self._doubt = self._doubt, True
             if doubt:
                 raise error
@@ -301,21 +298,21 @@ class Uploader:
             self._queue.extendleft(reversed(batch))
             self._in_flight = []
 
-    def _pack(self, batch: list[Cut]) -> bytes:
-        """A request's body. Cuts that cannot be packed leave the batch, told and counted; empty: no others are left."""
-        body = attempt(lambda: _body([cut.fragment() for cut in batch]) if batch else b"")
-        if not isinstance(body, Exception):
-            return body
-        tried = {cut.id: attempt(lambda cut=cut: _body([cut.fragment()])) for cut in batch}  # type: ignore[misc]
-        bad = {id: error for id, error in tried.items() if isinstance(error, Exception)}
-        for error in bad.values():
-            self._notices.warn(f"a fragment of play is dropped, it cannot be packed: {describe(error)}")
-        with self._changed:
-            self._queued_bytes -= sum(cut.size for cut in self._in_flight if cut.id in bad)
-            self._in_flight = [cut for cut in self._in_flight if cut.id not in bad]
-            self._stats = replace(self._stats, dropped=self._stats.dropped + len(bad))
-        batch[:] = [cut for cut in batch if cut.id not in bad]
-        return _body([cut.fragment() for cut in batch]) if batch else b""
+    def _pack(self, batch: list[Cut]) -> Upload | None:
+        """An upload. Cuts that cannot be packed leave the batch, told and counted; none: no others are left."""
+        upload, bad = Upload(), set[str]()
+        for cut in batch:
+            done = attempt(lambda cut=cut: upload.add(cut.fragment()))  # type: ignore[misc]
+            if isinstance(done, Exception):
+                bad.add(cut.id)
+                self._notices.warn(f"a fragment of play is dropped, it cannot be packed: {describe(done)}")
+        if bad:
+            with self._changed:
+                self._queued_bytes -= sum(cut.size for cut in self._in_flight if cut.id in bad)
+                self._in_flight = [cut for cut in self._in_flight if cut.id not in bad]
+                self._stats = replace(self._stats, dropped=self._stats.dropped + len(bad))
+            batch[:] = [cut for cut in batch if cut.id not in bad]
+        return upload if batch else None
 
     def _landed(self) -> None:
         """What was in flight is safe: with the server or on disk."""
@@ -324,11 +321,11 @@ class Uploader:
             self._in_flight = []
             self._changed.notify_all()
 
-    def _deliver(self, body: bytes, count: int) -> None:
+    def _deliver(self, upload: Upload, count: int) -> None:
         """Returns when each fragment is acknowledged or refused; raises Unavailable when neither is certain."""
         with _foreseen():
             try:
-                done = self._upload(body)
+                done = self._upload(upload)
             except Refused as error:
                 reasons = {refused.reason: refused for refused in error.problem.rejected}
                 done = Uploaded(0, 0, list(reasons.values()) or [Rejected(0, "", error.status, str(error))])
@@ -336,26 +333,23 @@ class Uploader:
             self._succeeded()
             self._account(done, count)
 
-    def _upload(self, body: bytes, again: bool = True) -> Uploaded:
+    def _upload(self, upload: Upload, again: bool = True) -> Uploaded:
         if not self._registered:
             self._register()
         try:
-            answer = self._server.request(
-                "POST", "games", self._game.name, "fragments", body=body, headers=HEADERS, timeout=self._timeout()
-            )
-            return answer.decode(Uploaded)
-        except (Refused, Unavailable) as error:
-            if error.status == TOO_LARGE:  # whoever says so: often a proxy, with a page of its own
-                size = f"{len(body)} bytes are too large for {self._server.url}, or for a proxy before it"
-                raise Unavailable(f"{size}: raise its limit (docs/proxy.md)", status=TOO_LARGE) from error
-            if isinstance(error, Refused) and error.status == 404 and self._declared and again:
-                self._registered = False  # the server lost its games: teach it again
-                return self._upload(body, again=False)
-            raise
+            return self._transport.upload(self._game, upload, self._timeout())
+        except UnknownGame:
+            if not (self._declared and again):
+                raise
+            self._registered = False  # the server lost its games: teach it again
+            return self._upload(upload, again=False)
 
     def _account(self, done: Uploaded, count: int) -> None:
         for rejected in done.rejected:
             self._notices.warn(f"the server refuses play of {self._game.name!r} for good: {rejected.reason}")
+        if done.ignored:
+            names = ", ".join(done.ignored)
+            self._notices.warn(f"{self._transport.address} is older than this client, and does not store: {names}")
         with self._changed:
             self._stats = replace(
                 self._stats,
@@ -366,8 +360,8 @@ class Uploader:
 
     def _register(self) -> None:
         try:
-            register(self._server, self._game, self._timeout())
-        except Refused as error:
+            self._transport.register(self._game, self._timeout())
+        except (Refused, SchemaMismatch) as error:
             self._notices.warn(f"the server refuses the game {self._game.name!r}: {error}")
         self._registered = True  # refused: the uploads that follow will be too, and are counted then
 
@@ -377,21 +371,21 @@ class Uploader:
             return
         try:
             if self._registered:
-                self._server.request("GET", "games", self._game.name)
+                self._transport.ping(self._game, self._timeout())
             else:
                 self._register()
         except Refused as error:
-            log.debug("%s is there: %s", self._server.url, error)
+            log.debug("%s is there: %s", self._transport.address, error)
         self._succeeded()
 
     def _timeout(self) -> float:
         if self._deadline is None:
-            return self._server.timeout
-        return min(self._server.timeout, max(0.1, self._deadline - time.monotonic()))
+            return self._transport.timeout
+        return min(self._transport.timeout, max(0.1, self._deadline - time.monotonic()))
 
     def _succeeded(self) -> None:
         if self._failures:
-            log.info("%s is back", self._server.url)
+            log.info("%s is back", self._transport.address)
             self._failures = 0
             if time.monotonic() >= self._next_wake:  # what failed meanwhile need not have been at fault
                 self._next_wake = time.monotonic() + ASIDE
@@ -424,15 +418,15 @@ class Uploader:
             batch = self._take()
             if not batch:
                 return
-            body = self._pack(batch)
-            if body and not self._keep(body, batch):
+            upload = self._pack(batch)
+            if upload and not self._keep(upload, batch):
                 return
             self._landed()
 
-    def _keep(self, body: bytes, batch: list[Cut]) -> bool:
+    def _keep(self, upload: Upload, batch: list[Cut]) -> bool:
         """Batch → disk; back to the queue's head when the disk will not have it."""
         try:
-            dropped = self._spool.put(body, len(batch))
+            dropped = self._spool.put(upload.body, len(batch))
         except OSError as error:
             self._notices.warn(f"cannot keep play in {self._spool.directory} ({error}); it waits in memory")
             with self._changed:
@@ -449,7 +443,7 @@ class Uploader:
         with self._changed:
             self._stats = replace(self._stats, dropped=self._stats.dropped + count)
         self._notices.warn(
-            f"the oldest unsent play was dropped: {why}. The server {self._server.url} was away too long"
+            f"the oldest unsent play was dropped: {why}. The server {self._transport.address} was away too long"
         )
 
     def _full(self) -> bool:
@@ -460,20 +454,9 @@ class Uploader:
         return not (self._queue or self._in_flight or self._spool)
 
 
-def _body(fragments: list[Fragment]) -> bytes:
-    return wire.compress(wire.encode(fragments))
-
-
-def _fragments(body: bytes) -> list[Fragment] | None:
-    try:
-        return wire.decode(wire.decompress(body, "gzip", 1 << 30))
-    except InputError:
-        return None  # damaged on disk
-
-
 def _own_fault(error: Unavailable) -> bool:
     """Whether it seems to be about what was sent, and not about the server."""
-    return error.status in (500, TOO_LARGE) or isinstance(error, Unforeseen)
+    return error.status == 500 or isinstance(error, UploadTooLarge | Unforeseen)
 
 
 @contextmanager

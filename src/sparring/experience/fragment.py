@@ -16,7 +16,9 @@ __all__ = ["Columns", "Fragment", "new_id"]
 REWARD = np.dtype("<f4")
 
 
-class Fragment(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True, gc=False):
+class Fragment(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
+    """Readers skip fields that they do not know: those are a newer version's, and optional (docs/api.md)."""
+
     id: str  # made by the client once; uploading twice stores once
     game: str
     schema: str

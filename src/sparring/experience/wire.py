@@ -14,7 +14,7 @@ import msgspec
 from sparring.errors import InputError
 from sparring.experience.fragment import Columns, Fragment, new_id, pack
 from sparring.experience.validate import MAX_NAME, MAX_STEPS
-from sparring.games.spec import Box, Game, column, told
+from sparring.games.spec import Box, Game, column, constrained
 
 gzip: ModuleType
 try:  # the same bytes, made ten times as fast
@@ -23,10 +23,12 @@ except ImportError:  # a game that only plays goes without
     gzip = zlib
 
 __all__ = ["JsonFragment", "TooLarge", "array", "compress", "decode", "decode_json", "decompress", "encode"]
+__all__ += ["encode_one", "split", "unknown_fields"]
 
 NUMBER = Box(())  # rewards and log-probabilities: one float32 a step
 _encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder(list[Fragment])
+_splitter = msgspec.msgpack.Decoder(list[msgspec.Raw])
 
 
 class TooLarge(InputError):
@@ -34,15 +36,15 @@ class TooLarge(InputError):
 
 
 # For JSON Schema; what they say is checked by `validate`. (Not all that is no control character is printable.)
-_COLUMN = told(minItems=1, maxItems=MAX_STEPS, items={"type": ["number", "boolean", "array", "object"]})
-_OBS = told(minItems=2, maxItems=MAX_STEPS + 1, items={"type": ["number", "boolean", "array", "object"]})
-_NUMBERS = told(minItems=1, maxItems=MAX_STEPS)
-_TEXT = told(minLength=1, maxLength=MAX_NAME, pattern=r"^[^\u0000-\u001f\u007f]+$")
-_COUNT = told(minimum=0, maximum=(1 << 53) - 1)
+_COLUMN = constrained(minItems=1, maxItems=MAX_STEPS, items={"type": ["number", "boolean", "array", "object"]})
+_OBS = constrained(minItems=2, maxItems=MAX_STEPS + 1, items={"type": ["number", "boolean", "array", "object"]})
+_NUMBERS = constrained(minItems=1, maxItems=MAX_STEPS)
+_TEXT = constrained(minLength=1, maxLength=MAX_NAME, pattern=r"^[^\u0000-\u001f\u007f]+$")
+_COUNT = constrained(minimum=0, maximum=(1 << 53) - 1)
 _Name = Annotated[str, _TEXT]
 
 
-class JsonFragment(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class JsonFragment(msgspec.Struct, frozen=True):
     """A fragment as rows: what a person writes by hand. `id`, `episode` and `time` may be left out. There is one
     observation more than actions and rewards; `model` and `version` go together."""
 
@@ -63,10 +65,46 @@ class JsonFragment(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 _json_decoder = msgspec.json.Decoder(list[JsonFragment])
+MAX_UNKNOWN = 20  # names that are told
+
+
+def _strict(kind: type[msgspec.Struct]) -> Any:
+    """A list of what has the same fields, whatever is in them, and no others."""
+    fields = [(name, msgspec.Raw, msgspec.Raw()) for name in kind.__struct_fields__]
+    return list[msgspec.defstruct(f"Strict{kind.__name__}", fields, forbid_unknown_fields=True)]  # type: ignore[misc]
+
+
+_Keys = list[dict[str, msgspec.Raw]]
+# By whether it is JSON: who notices an unknown field, who finds out which, and the known ones.
+_FIELDS: dict[bool, tuple[Any, Any, tuple[str, ...]]] = {
+    False: (msgspec.msgpack.Decoder(_strict(Fragment)), msgspec.msgpack.Decoder(_Keys), Fragment.__struct_fields__),
+    True: (msgspec.json.Decoder(_strict(JsonFragment)), msgspec.json.Decoder(_Keys), JsonFragment.__struct_fields__),
+}
+
+
+def unknown_fields(body: bytes, *, json: bool = False) -> list[str]:
+    """The fields that we skip in a body that `decode` (or `decode_json`) takes: a newer version's, or misspelt."""
+    strict, keys, known = _FIELDS[json]
+    try:
+        strict.decode(body)
+    except msgspec.ValidationError:
+        return sorted({name for row in keys.decode(body) for name in row.keys() - set(known)})[:MAX_UNKNOWN]
+    return []
 
 
 def encode(fragments: list[Fragment]) -> bytes:
     return _encoder.encode(fragments)
+
+
+def encode_one(fragment: Fragment) -> bytes:
+    """For `array`."""
+    return _encoder.encode(fragment)
+
+
+def split(body: bytes) -> list[bytes]:
+    """What `array` joined: the bytes of each fragment, also of what we do not know in them. For a body that `decode`
+    takes."""
+    return [bytes(raw) for raw in _splitter.decode(body)]
 
 
 def decode(body: bytes) -> list[Fragment]:
@@ -88,6 +126,23 @@ def decode_json(body: bytes, game: Game, most: int | None = None) -> list[Fragme
     return [_from_rows(row, game) for row in rows]
 
 
+def _misfit(row: JsonFragment) -> str | None:
+    """In the words of rows: `validate`, which sees columns, would speak of bytes."""
+    steps = len(row.reward)
+    if len(row.obs) != steps + 1:
+        need = f"{_count(steps, 'reward')} need {steps + 1}: the one after the last step, too"
+        return f"obs has {_count(len(row.obs), 'observation')}, {need}"
+    if len(row.action) != steps:
+        return f"action has {_count(len(row.action), 'action')}, {_count(steps, 'reward')} need {steps}"
+    if row.log_prob is not None and len(row.log_prob) != steps:
+        return f"log_prob has {_count(len(row.log_prob), 'number')}, {_count(steps, 'reward')} need {steps}"
+    return None
+
+
+def _count(count: int, noun: str) -> str:
+    return f"{count} {noun}{'s' * (count != 1)}"
+
+
 def _from_rows(row: JsonFragment, game: Game) -> Fragment | str:
     parts: dict[str, Any] = {}
     for name, space in (("obs", game.observation), ("action", game.action)):
@@ -95,6 +150,8 @@ def _from_rows(row: JsonFragment, game: Game) -> Fragment | str:
             parts[name] = column(space, getattr(row, name))
         except (ValueError, TypeError, OverflowError) as error:
             return f"{name}: {error}"
+    if row.reward and (why := _misfit(row)) is not None:  # `validate` says what is wrong with no steps
+        return why
     now = time.time()
     name = new_id(now) if row.id is None else row.id
     fragment = pack(

@@ -5,15 +5,18 @@ Inputs: `obs` (or `obs.<field>` per field of a Dict) and `noise`, an initializer
 `action` (greedy), `sampled` (exploring, from the noise) and `log_prob` (of `sampled`). See `Policy.act`.
 """
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
 import msgspec
 import numpy as np
-from onnx import TensorProto, checker, helper, numpy_helper
+from onnx import TensorProto, checker, helper
 
+from sparring.export.graph import Graph
 from sparring.games import Box, Dict, Discrete, MultiDiscrete, Space
 from sparring.games.spec import Array
+from sparring.networks.layers import own
 from sparring.networks.policy import (
     CLIP,
     ERFC,
@@ -27,50 +30,18 @@ from sparring.networks.policy import (
     Policy,
 )
 from sparring.networks.spec import (
-    NORM_EPSILON,
     Categorical,
-    Conv,
     Gaussian,
-    Layer,
     QValues,
     Squashed,
     action_size,
+    feature_shape,
     image_layout,
 )
 
 __all__ = ["render"]
 
 OPSET, IR_VERSION = 17, 8  # old enough for every runtime we meet, phones and browsers included
-ACTIVATION_OPS = {"relu": "Relu", "tanh": "Tanh"}
-
-
-class Graph:
-    """Nodes and constants under construction. Values are known by name."""
-
-    def __init__(self) -> None:
-        self.nodes: list[Any] = []
-        self.constants: dict[str, Any] = {}
-
-    def op(self, kind: str, *inputs: str | Array | float, **attributes: Any) -> str:
-        return self.ops(kind, *inputs, outputs=1, **attributes)[0]
-
-    def ops(self, kind: str, *inputs: str | Array | float, outputs: int, **attributes: Any) -> list[str]:
-        names = [value if isinstance(value, str) else self.constant(value) for value in inputs]
-        out = [f"v{len(self.nodes)}" if outputs == 1 else f"v{len(self.nodes)}.{i}" for i in range(outputs)]
-        self.nodes.append(helper.make_node(kind, names, out, **attributes))
-        return out
-
-    def constant(self, value: Array | float, name: str | None = None) -> str:
-        """Python's numbers become float32 and int64 scalars."""
-        array = value if isinstance(value, np.ndarray) else np.array(value, "f4" if isinstance(value, float) else "i8")
-        name = name or f"c{len(self.constants)}"
-        self.constants[name] = numpy_helper.from_array(array, name)
-        return name
-
-    def rename(self, names: dict[str, str]) -> None:
-        for node in self.nodes:
-            node.input[:] = [names.get(name, name) for name in node.input]
-            node.output[:] = [names.get(name, name) for name in node.output]
 
 
 def render(policy: Policy) -> bytes:
@@ -130,23 +101,24 @@ def _network(g: Graph, policy: Policy) -> str:
         axes = (2, 0, 1) if image else (0,)
         mean, std = (g.constant(p[f"normaliser.{k}"].transpose(axes), f"normaliser.{k}") for k in ("mean", "std"))
         x = g.op("Clip", g.op("Div", g.op("Sub", x, mean), std), -CLIP, CLIP)
-    for i, layer in enumerate(policy.layers):
-        w, b = p[f"torso.{i}.w"], g.constant(p[f"torso.{i}.b"], f"torso.{i}.b")
-        if isinstance(layer, Conv):
-            kernel = g.constant(w.transpose(3, 2, 0, 1), f"torso.{i}.w")
-            x = g.op("Conv", x, kernel, b, kernel_shape=[layer.kernel] * 2, strides=[layer.stride] * 2)
-        else:
-            x, image = _flat(g, x, image), False
-            x = g.op("Gemm", x, g.constant(w, f"torso.{i}.w"), b)
-            if layer.norm:
-                x = g.op("LayerNormalization", x, np.ones(layer.units, np.float32), epsilon=NORM_EPSILON)
-        x = _activate(g, layer, x)
-    x = _flat(g, x, image)
+    x = _torso(g, policy, x)
     out = _dense(g, policy, "head", x)
     if isinstance(policy.head, QValues) and policy.head.duelling:
         centred = g.op("Sub", out, g.op("ReduceMean", out, axes=[1], keepdims=1))
         out = g.op("Add", centred, _dense(g, policy, "head.value", x))
     return out
+
+
+def _torso(g: Graph, policy: Policy, x: str) -> str:
+    """The vector that the head sees."""
+    shape = feature_shape(policy.game.observation)
+    for i, layer in enumerate(policy.layers):
+        if layer.takes_vector:
+            x, shape = _flat(g, x, len(shape) == 3), (math.prod(shape),)
+        g.scope = f"torso.{i}."
+        x = layer.onnx(g, own(policy.params, g.scope), x)
+        g.scope, shape = "", layer.output(shape)
+    return _flat(g, x, len(shape) == 3)
 
 
 def _features(g: Graph, observation: Space) -> tuple[str, bool]:
@@ -183,14 +155,6 @@ def _flat(g: Graph, x: str, image: bool) -> str:
 def _dense(g: Graph, policy: Policy, name: str, x: str) -> str:
     w, b = (g.constant(policy.params[f"{name}.{k}"], f"{name}.{k}") for k in ("w", "b"))
     return g.op("Gemm", x, w, b)
-
-
-def _activate(g: Graph, layer: Layer, x: str) -> str:
-    if layer.activation == "linear":
-        return x
-    if layer.activation == "silu":
-        return g.op("Mul", x, g.op("Sigmoid", x))
-    return g.op(ACTIVATION_OPS[layer.activation], x)
 
 
 def _q_values(g: Graph, policy: Policy, out: str) -> tuple[str, str, str]:

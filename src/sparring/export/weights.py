@@ -11,8 +11,9 @@ from safetensors.numpy import save as save_arrays
 
 from sparring.errors import InputError
 from sparring.games import Game
+from sparring.networks.layers import Layer, decode, decode_imported
 from sparring.networks.policy import Policy
-from sparring.networks.spec import Head, Layer
+from sparring.networks.spec import Head
 
 __all__ = ["load", "save"]
 
@@ -46,10 +47,15 @@ def save(policy: Policy) -> bytes:
     return save_arrays(arrays, {"sparring": msgspec.json.encode(spec, order="sorted").decode()})
 
 
-def load(data: bytes) -> Policy:
-    """InputError for anything that is not a policy in working order."""
+def load(data: bytes, *, trusted: bool = False) -> Policy:
+    """The policy of a file.
+
+    :param trusted: import the modules of layers that are not ours, by the names in the file. Without it they have to be
+        imported already: a file from anywhere must not choose what is run here.
+    :raises InputError: it is not a policy in working order.
+    """
     try:
-        spec = _spec(data)
+        spec = _spec(data, trusted)
         arrays = load_arrays(data)
     except (SafetensorError, *UNREADABLE, struct.error, KeyError) as error:
         raise InputError(f"not a policy in safetensors format, or damaged: {error}") from error
@@ -62,11 +68,11 @@ def load(data: bytes) -> Policy:
     return policy
 
 
-def _spec(data: bytes) -> Spec:
+def _spec(data: bytes, trusted: bool) -> Spec:
     """From the header: its length in 8 bytes, then JSON. (safetensors gives metadata of files only, not of bytes.)"""
     (size,) = struct.unpack_from("<Q", data)
     text = msgspec.json.decode(data[8 : 8 + size], type=Header).metadata.sparring
     version = msgspec.json.decode(text, type=dict[str, msgspec.Raw]).get("format")
     if version is not None and bytes(version) != str(FORMAT).encode():
         raise InputError(f"policy of format {bytes(version).decode()}, this Sparring reads {FORMAT}: update it")
-    return msgspec.json.decode(text, type=Spec)
+    return msgspec.json.decode(text, type=Spec, dec_hook=decode if trusted else decode_imported)

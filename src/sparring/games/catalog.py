@@ -5,6 +5,7 @@ import importlib
 import math
 import os
 import re
+import subprocess
 import sys
 import traceback
 from collections.abc import Iterator
@@ -17,12 +18,26 @@ import numpy as np
 from sparring.errors import GameError, InputError, SparringError
 from sparring.games.spec import Box, Dict, Discrete, Game, MultiDiscrete, Space
 
-__all__ = ["Unregistered", "declare", "fault", "load", "make", "own_fault", "register", "silent"]
+__all__ = [
+    "Unregistered",
+    "declare",
+    "fault",
+    "load",
+    "make",
+    "own_fault",
+    "register",
+    "registered_here_alone",
+    "require_elsewhere",
+    "silent",
+]
 
 PACKAGES = {
     r".*BulletEnv-v\d+$": ("pybullet_envs_gymnasium", "sparring[bullet]"),
     r"ALE/": ("ale_py", "sparring[atari]"),
 }
+
+
+ELSEWHERE = 60.0  # seconds for another process to say whether it knows a game
 
 
 class Unregistered(InputError):
@@ -44,9 +59,9 @@ def fault(name: str, where: str, error: BaseException) -> GameError:
     """An error of the game's own code, as people read it: the last line of its traceback, and whose it is."""
     what = traceback.format_exception_only(error)[-1].strip()
     place = traceback.extract_tb(error.__traceback__)[-1]
-    told = GameError(f"the game {name} failed in {where}: {what} ({place.filename}, line {place.lineno})")
-    told.details = "".join(traceback.format_exception(error))
-    return told
+    fault = GameError(f"the game {name} failed in {where}: {what} ({place.filename}, line {place.lineno})")
+    fault.details = "".join(traceback.format_exception(error))
+    return fault
 
 
 def load(name: str) -> Game:
@@ -60,7 +75,7 @@ def load(name: str) -> Game:
         if not path.is_file():
             raise InputError(f"no game declaration at {name}: write one with `sparring init NAME`")
         try:
-            return Game.from_json(path.read_bytes())
+            return Game.declared(path.read_bytes())
         except OSError as error:
             raise InputError(f"cannot read {name}: {error.strerror}") from error
     try:
@@ -131,6 +146,33 @@ def register(env_id: str) -> None:
     except ImportError as error:
         what = f"pip install '{package}'" if package else f"{error}"
         raise InputError(f"{env_id} needs {module}: {what}") from error
+
+
+def require_elsewhere(game: Game) -> None:
+    """Refuses a game that only this process knows, as its own script registered it. Gymnasium's own games and those
+    that name their module need no look; of others a process that has only Gymnasium is asked."""
+    import gymnasium
+
+    name = game.env
+    if name is None or ":" in name or any(re.match(pattern, name) for pattern in PACKAGES):
+        return
+    found = gymnasium.registry.get(name)
+    if found is not None and isinstance(found.entry_point, str) and found.entry_point.startswith("gymnasium."):
+        return
+    code = "import sys, gymnasium; sys.exit(3 if sys.argv[1] not in gymnasium.registry else 0)"
+    try:
+        asked = subprocess.run([sys.executable, "-c", code, name], capture_output=True, timeout=ELSEWHERE, check=False)
+    except (OSError, subprocess.TimeoutExpired):  # the workers will tell
+        return
+    if asked.returncode == 3:
+        raise registered_here_alone(game)
+
+
+def registered_here_alone(game: Game) -> InputError:
+    return InputError(
+        f"{game.env} is registered in the process that trains alone, and rollout workers are processes of their "
+        f"own: put it in a module that they can import, and name the game with it: module:{game.name}"
+    )
 
 
 @contextmanager

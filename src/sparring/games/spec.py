@@ -4,6 +4,7 @@ A space knows its NumPy element type, so one step of any observation or action i
 is a packed structured type. A column of T steps is therefore always one buffer, whatever the game.
 """
 
+import difflib
 import hashlib
 import math
 import re
@@ -32,7 +33,7 @@ MAX_PLAYERS = 10_000
 MAX_DIMENSIONS = 16  # NumPy stops at 64, and batches add some
 
 
-def told(**schema: Any) -> msgspec.Meta:
+def constrained(**schema: Any) -> msgspec.Meta:
     """What JSON Schema shall say of a field whose check is ours, because it says more when it fails."""
     return msgspec.Meta(extra_json_schema=schema)
 
@@ -46,8 +47,10 @@ class Box(msgspec.Struct, frozen=True, tag="box", tag_field="type", dict=True, f
     :param high: The upper bound, likewise.
     """
 
-    shape: Annotated[tuple[Annotated[int, told(minimum=1, maximum=MAX_STEP_BYTES)], ...], told(maxItems=MAX_DIMENSIONS)]
-    dtype: Annotated[str, told(enum=DTYPES)] = "float32"
+    shape: Annotated[
+        tuple[Annotated[int, constrained(minimum=1, maximum=MAX_STEP_BYTES)], ...], constrained(maxItems=MAX_DIMENSIONS)
+    ]
+    dtype: Annotated[str, constrained(enum=DTYPES)] = "float32"
     low: float | tuple[float, ...] | None = None
     high: float | tuple[float, ...] | None = None
 
@@ -180,7 +183,7 @@ class Dict(msgspec.Struct, frozen=True, tag="dict", tag_field="type", dict=True,
 
     fields: Annotated[
         dict[str, Box | Discrete | MultiDiscrete],
-        told(minProperties=1, propertyNames={"pattern": f"^{FIELD.pattern}$"}),
+        constrained(minProperties=1, propertyNames={"pattern": f"^{FIELD.pattern}$"}),
     ]
 
     def __post_init__(self) -> None:
@@ -291,7 +294,7 @@ FLOAT_BOX = {
 }
 
 
-class Game(msgspec.Struct, frozen=True, dict=True, forbid_unknown_fields=True):
+class Game(msgspec.Struct, frozen=True, dict=True):
     """An observation space, an action space, a number of players.
 
     :param name: Its name on servers, in stores and registries.
@@ -303,10 +306,10 @@ class Game(msgspec.Struct, frozen=True, dict=True, forbid_unknown_fields=True):
         not fit.
     """
 
-    name: Annotated[str, told(pattern=f"^{NAME.pattern}$")]
+    name: Annotated[str, constrained(pattern=f"^{NAME.pattern}$")]
     observation: Space
-    action: Annotated[Action, told(**FLOAT_BOX)]
-    players: Annotated[int, told(minimum=1, maximum=MAX_PLAYERS)] = 1
+    action: Annotated[Action, constrained(**FLOAT_BOX)]
+    players: Annotated[int, constrained(minimum=1, maximum=MAX_PLAYERS)] = 1
     env: str | None = None
     # Unset is not written: older readers do not know it.
     reward: tuple[float, float] | msgspec.UnsetType | None = msgspec.UNSET
@@ -330,8 +333,21 @@ class Game(msgspec.Struct, frozen=True, dict=True, forbid_unknown_fields=True):
         return hashlib.blake2b(canonical, digest_size=8).hexdigest()
 
     @classmethod
+    def declared(cls, text: bytes | str) -> "Game":
+        """As a person wrote it: a field that we do not know is a mistake, and told."""
+        game = cls.from_json(text)
+        unknown = msgspec.json.decode(text, type=dict[str, msgspec.Raw]).keys() - set(cls.__struct_fields__)
+        if unknown:
+            name = min(unknown)
+            near = difflib.get_close_matches(name, cls.__struct_fields__, 1)
+            hint = f", did you mean {near[0]!r}?" if near else f": there are {', '.join(cls.__struct_fields__)}"
+            raise InputError(f"not a game declaration: unknown field `{name}`{hint}")
+        return game
+
+    @classmethod
     def from_json(cls, text: bytes | str) -> "Game":
-        """A game from its declaration.
+        """A game from its declaration, as another process wrote it: fields that we do not know are a newer version's,
+        and skipped. (Those of a space are not: its bytes cannot be read without them.)
 
         :param text: JSON, as `to_json` writes it.
         :raises InputError: it is no declaration.

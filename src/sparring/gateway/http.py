@@ -19,7 +19,7 @@ from starlette.types import Message, Receive, Scope, Send
 from sparring.api import Problem, Rejected
 from sparring.errors import Busy, InputError, SparringError
 from sparring.experience.wire import TooLarge
-from sparring.gateway.metrics import Metrics
+from sparring.gateway.prometheus import Metrics
 from sparring.registry.registry import RegistryError
 from sparring.store.protocol import StoreAway, StoreFull
 

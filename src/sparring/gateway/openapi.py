@@ -13,7 +13,7 @@ from sparring.api import Problem
 from sparring.games.spec import NAME
 from sparring.gateway.http import JSON, Handler
 
-__all__ = ["Operation", "document"]
+__all__ = ["ETAG", "UNLESS_KNOWN", "Operation", "document"]
 
 PROBLEM = "application/problem+json"
 # What any request may end with: two Hosts, a Host or Origin that is not ours, our fault, a store that does not answer.
@@ -27,6 +27,11 @@ PATH: dict[str, Schema] = {  # by the names in paths, with an example that the p
     "name": {"schema": {"type": "string", "minLength": 1}, "example": "policy.onnx"},
     "file": {"schema": {"type": "string", "minLength": 1}, "example": "dashboard.js"},
     "player": {"schema": {"type": "string", "minLength": 1}, "example": "player-1"},
+}
+# Of an operation that answers 304.
+UNLESS_KNOWN = {200: "OK", 304: "You have it"}
+ETAG: dict[str, Schema] = {
+    "If-None-Match": {"type": "string", "description": "The ETag of what you have: 304 if it still is the newest"}
 }
 
 

@@ -1,1 +1,2 @@
-"""Networks: declarative layers and heads (`spec`), the policy made of them (`policy`), their JAX form (`functions`)."""
+"""Networks: layers and activations (`layers`, `activations`), networks of them with a head (`spec`), the policy made of
+them (`policy`), their JAX form (`functions`)."""

@@ -69,12 +69,4 @@ def kind_of(observation: Space) -> str:
 
 def describe(layers: Iterable[Layer]) -> str:
     """`conv 32 8×8/4, conv 64 4×4/2, conv 64 3×3/1, dense 512`."""
-    return (
-        ", ".join(
-            f"conv {each.filters} {each.kernel}×{each.kernel}/{each.stride}"
-            if isinstance(each, Conv)
-            else f"dense {each.units}"
-            for each in layers
-        )
-        or "no layers, only a head"
-    )
+    return ", ".join(f"{layer.kind} {layer.summary()}".rstrip() for layer in layers) or "no layers, only a head"

@@ -1,52 +1,55 @@
 """The JAX form of networks: what the declarative layers compute, and how their arrays begin."""
 
 import functools
-import math
-from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from sparring.errors import InputError
 from sparring.games.spec import Array
+from sparring.networks.layers import NORM_EPSILON, Layer, orthogonal, own
 from sparring.networks.policy import CLIP
-from sparring.networks.spec import NORM_EPSILON, Conv, Layer, QValues
+from sparring.networks.spec import QValues, Shape
 
-__all__ = ["Normaliser", "Params", "convolve", "dense", "init_params", "normalise", "product", "q_values", "torso"]
+__all__ = [
+    "Normaliser",
+    "Params",
+    "convolve",
+    "dense",
+    "init_params",
+    "normalise",
+    "normalise_rows",
+    "product",
+    "q_values",
+    "torso",
+]
 
 Params = dict[str, Any]  # flat: "torso.0.w" → array; the same names in checkpoints, safetensors and ONNX
 
 WIDE = 128  # inputs of a layer from which a product in bfloat16 is quicker
 
-ACTIVATIONS: dict[str, Callable[[jax.Array], jax.Array]] = {
-    "relu": jax.nn.relu,
-    "tanh": jnp.tanh,
-    "silu": jax.nn.silu,
-    "linear": lambda x: x,
-}
-
 
 def init_params(key: jax.Array, shapes: dict[str, tuple[int, ...]], head_scale: float = 0.01) -> Params:
-    """Orthogonal weights with gain √2 (Saxe et al. 2014), zero biases; small heads: no action is preferred.
+    """Layers say how their parameters begin. Of heads: orthogonal and small weights, so that no action is preferred,
+    and zeros.
 
     Made on the host: JAX would compile a decomposition for every shape, which takes seconds."""
     rng = np.random.default_rng(np.asarray(jax.random.key_data(key)).ravel())
     params: Params = {}
+    first: Array
     for name, shape in shapes.items():
-        if name.endswith(".w"):
-            gain = head_scale if "head." in name else 2**0.5
-            params[name] = jnp.asarray(gain * _orthogonal(rng, math.prod(shape[:-1]), shape[-1]).reshape(shape))
+        if isinstance(shape, Shape):
+            first = np.asarray(shape.init(rng), np.float32)
+        elif name.endswith(".w"):
+            first = head_scale * orthogonal(rng, shape)
         else:
-            params[name] = jnp.asarray(np.zeros(shape, np.float32))
+            first = np.zeros(shape, np.float32)
+        if first.shape != shape:
+            raise InputError(f"{name} has to be of shape {tuple(shape)}, its layer begins with {first.shape}")
+        params[name] = jnp.asarray(first)
     return params
-
-
-def _orthogonal(rng: np.random.Generator, rows: int, columns: int) -> Array:
-    tall = rng.standard_normal((max(rows, columns), min(rows, columns)))
-    q, r = np.linalg.qr(tall)
-    q = (q * np.sign(np.diag(r))).astype(np.float32)  # so that every orthogonal matrix is as likely
-    return q if rows >= columns else q.T
 
 
 def torso(
@@ -56,20 +59,20 @@ def torso(
     if x.dtype == jnp.uint8:
         x = x.astype(jnp.float32) * (1 / 255)
     for i, layer in enumerate(layers):
-        w, b = params[f"{prefix}torso.{i}.w"], params[f"{prefix}torso.{i}.b"]
-        if isinstance(layer, Conv):
-            z = convolve(x, w, layer.stride) + b
-        else:
-            z, extra = product(_join(x, extra), w) + b, None
-            if layer.norm:
-                z = (z - z.mean(-1, keepdims=True)) * jax.lax.rsqrt(z.var(-1, keepdims=True) + NORM_EPSILON)
-        x = ACTIVATIONS[layer.activation](z)
+        if layer.takes_vector:
+            x, extra = _join(x, extra), None
+        x = layer.apply_jax(own(params, f"{prefix}torso.{i}."), x)
     return _join(x, extra)
 
 
 def _join(x: jax.Array, extra: jax.Array | None) -> jax.Array:
     flat = x.reshape(len(x), -1)
     return flat if extra is None else jnp.concatenate([flat, extra], -1)
+
+
+def normalise_rows(z: jax.Array) -> jax.Array:
+    """To mean 0 and deviation 1 (`Dense.norm`)."""
+    return (z - z.mean(-1, keepdims=True)) * jax.lax.rsqrt(z.var(-1, keepdims=True) + NORM_EPSILON)
 
 
 def product(x: jax.Array, w: jax.Array) -> jax.Array:

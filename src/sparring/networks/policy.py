@@ -5,7 +5,7 @@ Randomness comes in as an argument (`noise`), so every rendering can be compared
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, Literal
@@ -15,14 +15,11 @@ import numpy as np
 from sparring.errors import InputError
 from sparring.games import Box, Dict, Discrete, Game, MultiDiscrete, Space
 from sparring.games.spec import Array, column
+from sparring.networks.layers import Layer, flatten, own
 from sparring.networks.spec import (
-    NORM_EPSILON,
     Categorical,
-    Conv,
-    Dense,
     Gaussian,
     Head,
-    Layer,
     QValues,
     Scaling,
     Squashed,
@@ -188,13 +185,8 @@ class Policy:
         x = features(self.game.observation, obs)
         if "normaliser.mean" in p:
             x = _clip((x - p["normaliser.mean"]) / p["normaliser.std"], -CLIP, CLIP)
-        for w, b, stride, activation, norm in self._torso:
-            z = _flat(x) @ w if stride is None else _convolve(x, w, stride)
-            z += b
-            if norm:
-                z = (z - z.mean(-1, keepdims=True)) / np.sqrt(z.var(-1, keepdims=True) + np.float32(NORM_EPSILON))
-            x = activation(z)
-        x = _flat(x)
+        for apply in self._torso:
+            x = apply(x)
         out = x @ p["head.w"] + p["head.b"]
         if isinstance(self.head, QValues) and self.head.duelling:
             out = out - out.mean(-1, keepdims=True) + x @ p["head.value.w"] + p["head.value.b"]
@@ -283,19 +275,17 @@ class Policy:
         return log_prob.sum(-1).astype("<f4", copy=False)
 
     @cached_property
-    def _torso(self) -> list[tuple[Array, Array, int | None, Any, bool]]:
-        """Weights, bias, stride of a convolution, activation and `norm` of every layer: looked up once, not every
-        step."""
-        return [
-            (
-                self.params[f"torso.{i}.w"],
-                self.params[f"torso.{i}.b"],
-                layer.stride if isinstance(layer, Conv) else None,
-                ACTIVATIONS[layer.activation],
-                isinstance(layer, Dense) and layer.norm,
-            )
-            for i, layer in enumerate(self.layers)
-        ]
+    def _torso(self) -> list[Callable[[Array], Array]]:
+        """What turns features into the vector that the head sees, step by step: looked up once, not at every act."""
+        steps: list[Callable[[Array], Array]] = []
+        shape = feature_shape(self.game.observation)
+        for i, layer in enumerate(self.layers):
+            if layer.takes_vector and len(shape) != 1:
+                steps.append(flatten)
+                shape = (math.prod(shape),)
+            steps.append(layer.bind_numpy(own(self.params, f"torso.{i}.")))
+            shape = layer.output(shape)
+        return steps if len(shape) == 1 else [*steps, flatten]
 
     @cached_property
     def scaling(self) -> Scaling:
@@ -413,28 +403,10 @@ def features(space: Space, obs: Array) -> Array:
             np.float32
         )
     if isinstance(space, Dict):
-        flat = [_flat(features(space.fields[name], obs[name])) for name in sorted(space.fields)]
+        flat = [flatten(features(space.fields[name], obs[name])) for name in sorted(space.fields)]
         return np.concatenate(flat, -1)
     if space.is_image:
         h, w, c = image_layout(space)
         pixels = np.ascontiguousarray(obs.transpose(0, h + 1, w + 1, c + 1))  # a view is slow to convolve
         return pixels * np.float32(1 / 255)
-    return _flat(obs.astype(np.float32, copy=False))
-
-
-def _flat(x: Array) -> Array:
-    """Rows of numbers; written so that an empty batch has a shape too."""
-    return x if x.ndim == 2 else x.reshape(len(x), math.prod(x.shape[1:]))
-
-
-def _convolve(x: Array, w: Array, stride: int) -> Array:
-    windows = np.lib.stride_tricks.sliding_window_view(x, w.shape[:2], (1, 2))[:, ::stride, ::stride]
-    return np.tensordot(windows, w, ((4, 5, 3), (0, 1, 2)))
-
-
-ACTIVATIONS: dict[str, Any] = {
-    "relu": lambda x: np.maximum(x, 0),
-    "tanh": np.tanh,
-    "silu": lambda x: x * (0.5 + 0.5 * np.tanh(0.5 * x)),  # x·sigmoid(x) without overflow
-    "linear": lambda x: x,
-}
+    return flatten(obs.astype(np.float32, copy=False))

@@ -1,7 +1,10 @@
-"""What a network is: a declarative list of layers and a head. The JAX function that learns, the NumPy one that acts in
-rollout workers and the ONNX graph that is published are all rendered from it."""
+"""What a network is: a declarative list of layers (`layers.py`) and a head. The JAX function that learns, the NumPy one
+that acts in rollout workers and the ONNX graph that is published are all rendered from it."""
 
-from typing import Any, Literal, NamedTuple, get_args
+import math
+from collections.abc import Callable, Iterable
+from functools import partial
+from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
@@ -9,9 +12,9 @@ import numpy as np
 from sparring.errors import InputError
 from sparring.games import Box, Dict, Discrete, Game, MultiDiscrete, Space
 from sparring.games.spec import Array
+from sparring.networks.layers import Conv, Dense, Layer, check_activation
 
 __all__ = [
-    "Activation",
     "Categorical",
     "Conv",
     "Dense",
@@ -21,6 +24,7 @@ __all__ = [
     "Layer",
     "QValues",
     "Scaling",
+    "Shape",
     "Squashed",
     "action_size",
     "feature_shape",
@@ -31,30 +35,7 @@ __all__ = [
     "torso_shapes",
 ]
 
-Activation = Literal["relu", "tanh", "silu", "linear"]
-NORM_EPSILON = 1e-5  # added to the variance
 UNBOUNDED = 3e38  # a bound beyond this means none (float32's largest number; the catalogue's 1e308)
-
-
-class Dense(msgspec.Struct, frozen=True, tag="dense", tag_field="layer", forbid_unknown_fields=True):
-    """`norm`: its numbers get mean 0 and deviation 1, row by row, before the activation (Ba et al. 2016, without scale
-    and shift of their own). Critics with it learn faster from replayed experience."""
-
-    units: int
-    activation: Activation = "relu"
-    norm: bool = False
-
-
-class Conv(msgspec.Struct, frozen=True, tag="conv", tag_field="layer", forbid_unknown_fields=True):
-    """Square kernel, no padding."""
-
-    filters: int
-    kernel: int
-    stride: int = 1
-    activation: Activation = "relu"
-
-
-Layer = Dense | Conv
 
 
 class QValues(msgspec.Struct, frozen=True, tag="q", tag_field="head"):
@@ -98,7 +79,7 @@ def action_size(action: Space) -> int:
     if isinstance(action, MultiDiscrete):
         return sum(action.nvec)
     assert isinstance(action, Box)
-    return int(_size(action.shape))
+    return math.prod(action.shape)
 
 
 def feature_shape(space: Space) -> tuple[int, ...]:
@@ -107,7 +88,7 @@ def feature_shape(space: Space) -> tuple[int, ...]:
         h, w, c = (space.shape[i] for i in image_layout(space))
         return h, w, c
     if isinstance(space, Dict):
-        return (sum(_size(feature_shape(space.fields[name])) for name in sorted(space.fields)),)
+        return (sum(math.prod(feature_shape(space.fields[name])) for name in sorted(space.fields)),)
     return (action_size(space),)
 
 
@@ -184,7 +165,7 @@ def param_shapes(game: Game, layers: tuple[Layer, ...], head: Head) -> dict[str,
             f"{game.name} lacks some: declare low and high, or learn it with ppo"
         )
     shapes, shape = torso_shapes(game.observation, layers)
-    width = _size(shape)
+    width = math.prod(shape)
     shapes["head.w"] = (width, head_outputs(head, game.action))
     shapes["head.b"] = (head_outputs(head, game.action),)
     if isinstance(head, QValues) and head.duelling:
@@ -194,42 +175,33 @@ def param_shapes(game: Game, layers: tuple[Layer, ...], head: Head) -> dict[str,
     return shapes
 
 
+class Shape(tuple[int, ...]):
+    """A parameter's shape that also knows how the parameter begins, where its layer says so."""
+
+    init: Callable[[np.random.Generator], Array]
+
+    @classmethod
+    def of(cls, layer: Layer, name: str, shape: Iterable[int]) -> "Shape":
+        made = cls(shape)
+        made.init = partial(layer.init, name, tuple(made))
+        return made
+
+
 def torso_shapes(
     observation: Space, layers: tuple[Layer, ...], extra: int = 0
 ) -> tuple[dict[str, tuple[int, ...]], tuple[int, ...]]:
     """Arrays of the layers below a head, and the shape that leaves them. `extra` inputs (a critic's action) join the
-    first Dense layer, or the head where there is none: behind an image's convolutions."""
+    first layer that takes a vector, or the head where there is none: behind an image's convolutions."""
     shape = feature_shape(observation)
     shapes: dict[str, tuple[int, ...]] = {}
     for i, layer in enumerate(layers):
-        _check_layer(i, layer)
-        if isinstance(layer, Conv):
-            if len(shape) != 3:
-                raise InputError(f"layer {i} is a Conv, but its input is a flat vector of {shape}: use Dense here")
-            h, w, c = shape
-            if min(h, w) < layer.kernel:
-                raise InputError(f"layer {i}: a kernel of {layer.kernel} does not fit its {h}×{w} input")
-            shapes[f"torso.{i}.w"] = (layer.kernel, layer.kernel, c, layer.filters)
-            shapes[f"torso.{i}.b"] = (layer.filters,)
-            shape = ((h - layer.kernel) // layer.stride + 1, (w - layer.kernel) // layer.stride + 1, layer.filters)
-        else:
-            shapes[f"torso.{i}.w"] = (_size(shape) + extra, layer.units)
-            shapes[f"torso.{i}.b"] = (layer.units,)
-            shape, extra = (layer.units,), 0
-    return shapes, (_size(shape) + extra,) if extra else shape
-
-
-def _check_layer(i: int, layer: Layer) -> None:
-    """What the types cannot say when a layer is made in Python rather than decoded."""
-    sizes = (layer.units,) if isinstance(layer, Dense) else (layer.filters, layer.kernel, layer.stride)
-    if min(sizes) < 1:
-        raise InputError(f"layer {i} ({layer}): its sizes must be at least 1")
-    if layer.activation not in get_args(Activation):
-        raise InputError(f"layer {i}: activation {layer.activation!r} is not one of {', '.join(get_args(Activation))}")
-
-
-def _size(shape: tuple[int, ...]) -> int:
-    size = 1
-    for n in shape:
-        size *= n
-    return size
+        if layer.takes_vector:
+            shape, extra = (math.prod(shape) + extra,), 0
+        try:
+            check_activation(layer)
+            found = layer.shapes(shape)
+        except InputError as error:
+            raise InputError(f"layer {i}: {error}") from error
+        shapes |= {f"torso.{i}.{name}": Shape.of(layer, name, each) for name, each in found.items()}
+        shape = layer.output(shape)
+    return shapes, (math.prod(shape) + extra,) if extra else shape

@@ -18,7 +18,7 @@ from sparring.client.bots import Newest
 from sparring.client.client import Client, Player
 from sparring.client.convert import to_feeds
 from sparring.client.recorder import Acted
-from sparring.client.transports.http import Unavailable
+from sparring.client.transports.base import Unavailable
 from sparring.client.uploader import Stats
 from sparring.errors import InputError
 from sparring.games import Dict, Discrete, Game, Space, catalog
@@ -69,8 +69,8 @@ class _Seat:
 
     def step(self, action: Any, acted: Acted) -> bool:
         """Whether the episode is over."""
-        told = int(action) if self._shape is None else action.reshape(self._shape)
-        obs, reward, terminated, truncated, _ = self.env.step(told)
+        chosen = int(action) if self._shape is None else action.reshape(self._shape)
+        obs, reward, terminated, truncated, _ = self.env.step(chosen)
         self.player.record(self.obs, action, reward, terminated, truncated, obs, acted=acted)
         self.obs = obs
         self.ret += float(reward)

@@ -4,7 +4,6 @@ import time
 
 from sparring.games import Dict, Discrete, MultiDiscrete, Space
 from sparring.networks.policy import Policy
-from sparring.networks.spec import Conv
 from sparring.registry.manifest import Manifest
 
 __all__ = ["card"]
@@ -54,12 +53,10 @@ def _facts(manifest: Manifest, policy: Policy) -> dict[str, str]:
 
 
 def _layers(policy: Policy) -> str:
-    parts = [
-        f"Conv {layer.filters}×{layer.kernel}×{layer.kernel}/{layer.stride} {layer.activation}"
-        if isinstance(layer, Conv)
-        else f"Dense {layer.units} {'normalised ' * layer.norm}{layer.activation}"
-        for layer in policy.layers
+    words = [
+        (type(layer).__name__, layer.summary(), getattr(layer, "activation", None) or "") for layer in policy.layers
     ]
+    parts = [" ".join(filter(None, each)) for each in words]
     return " → ".join([*parts, type(policy.head).__name__])
 
 

@@ -30,6 +30,7 @@ from obstore.store import LocalStore, from_url
 
 from sparring import files as disk
 from sparring.aws.s3 import Bucket
+from sparring.client import onnx_check
 from sparring.errors import InputError, SparringError
 from sparring.export import onnx, weights
 from sparring.games.spec import NAME
@@ -127,6 +128,7 @@ class Registry:
         if (why := policy.problem()) is not None:
             raise SparringError(f"not published: {why}. Learning diverged: lower its rate, or go back to a checkpoint")
         files = {"policy.onnx": onnx.render(policy), "policy.safetensors": weights.save(policy)}
+        _check_playable(policy, files["policy.onnx"])
         manifest = Manifest(
             game=policy.game,
             model=model,
@@ -187,9 +189,9 @@ class Registry:
         """One file of a version, as it was published."""
         return self._file(self.manifest(game, model, version), name)
 
-    def policy(self, game: str, model: str, version: int) -> Policy:
-        """To train on from, or to act with in NumPy."""
-        return weights.load(self.read(game, model, version, "policy.safetensors"))
+    def policy(self, game: str, model: str, version: int, *, trusted: bool = False) -> Policy:
+        """To train on from, or to act with in NumPy. `trusted`: see `weights.load`."""
+        return weights.load(self.read(game, model, version, "policy.safetensors"), trusted=trusted)
 
     def versions(self, game: str, model: str = DEFAULT_MODEL) -> list[int]:
         """Published versions of a model, oldest first."""
@@ -393,6 +395,18 @@ def _pointer(raw: bytes | None) -> Pointer | None:
         return msgspec.json.decode(raw, type=Pointer)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return None  # torn; `latest` finds its way without it and the next publisher writes it anew
+
+
+def _check_playable(policy: Policy, data: bytes) -> None:
+    """Before anything is written: clients refuse what layers from outside may put into a graph."""
+    try:
+        onnx_check.check(data)
+    except InputError as error:
+        kinds = ", ".join(dict.fromkeys(layer.kind for layer in policy.layers))
+        raise InputError(
+            f"not published, as no bot would load it: {error.__cause__ or error} (its layers: {kinds}). "
+            f"Bots know the operators {', '.join(onnx_check.OPERATORS)}"
+        ) from error
 
 
 def _check_round_trip(manifest: Manifest) -> None:

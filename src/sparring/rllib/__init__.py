@@ -5,7 +5,7 @@ is, what a run tells and what is published are ours. Nothing here is loaded unle
 - `game`: a game as RLlib's environments, episodes and rows see it
 - `config`: an experiment as RLlib's configuration, every key checked
 - `module`: what RLlib learned as our policy, checked to be equal
-- `trainee`: the algorithm behind the training loop's seam, its state as plain arrays
+- `bridge`: the algorithm behind the training loop's seam, its state as plain arrays
 """
 
 import os

@@ -53,7 +53,7 @@ CHUNK = 200  # fragments of recorded play that are converted, shuffled and writt
 class Bridge(Trainee):
     """Any of RLlib's algorithms, as the loop sees it."""
 
-    def __init__(self, experiment: Experiment, game: Game) -> None:
+    def __init__(self, experiment: Experiment, game: Game, logs: Path) -> None:
         self.experiment, self.game = experiment, game
         self.offline = is_offline(algorithm_class(experiment.name))
         if game.env is None and not self.offline:
@@ -63,6 +63,26 @@ class Bridge(Trainee):
         self.steps = self.updates = 0
         self.algorithm: Any = None
         self.data: Path | None = None  # recorded play, converted for RLlib
+
+    @classmethod
+    def hyperparameters(cls, experiment: Experiment, game: Game | None = None) -> dict[str, Any]:
+        """Those that are given: RLlib has the others, and `configure` looks at all of them together."""
+        algorithm_class(experiment.name)
+        return experiment.hyperparameters
+
+    @classmethod
+    def check(cls, experiment: Experiment, game: Game) -> None:
+        configure(experiment, game)
+
+    @classmethod
+    def state_shapes(cls, experiment: Experiment, game: Game) -> dict[str, tuple[int, ...]]:
+        raise InputError(
+            f"{experiment.name}: what one of RLlib's algorithms learned cannot be put into another, as pbt does: "
+            "use tune.scheduler: asha"
+        )
+
+    def network(self) -> str | None:
+        return None  # RLlib's module, which need not be layers
 
     def prepare(self) -> None:
         """Everything that may refuse."""
@@ -174,14 +194,14 @@ class Bridge(Trainee):
 
     def save(self) -> tuple[dict[str, Array], dict[str, Any]]:
         arrays: dict[str, Array] = {}
-        state = pack(self.algorithm.get_state(), arrays, "state")
+        state = encode_state(self.algorithm.get_state(), arrays, "state")
         meta = {"steps": self.steps, "updates": self.updates, "state": state}
         return arrays, meta | {"episodes": self.episodes.count, "recent": self.episodes.recent}
 
     def resume(self, arrays: dict[str, Array], meta: dict[str, Any]) -> None:
         """Here, not in `open`: Ray takes the signals when it starts, and the loop must have them."""
         self._start()
-        self.algorithm.set_state(unpack(meta["state"], arrays))
+        self.algorithm.set_state(decode_state(meta["state"], arrays))
         self.steps, self.updates = meta["steps"], meta["updates"]
         self.episodes.count = meta["episodes"]
         self.episodes.recent = [(ret, length) for ret, length in meta["recent"]]
@@ -256,7 +276,7 @@ def _column(column: Array) -> Any:
     return ArrowTensorArray.from_numpy(column)
 
 
-def pack(value: Any, arrays: dict[str, Array], name: str) -> Any:
+def encode_state(value: Any, arrays: dict[str, Array], name: str) -> Any:
     """A tree of RLlib's as JSON; arrays go by name into `arrays`. What is neither is told, not pickled."""
     if isinstance(value, torch.Tensor):
         value = value.detach().cpu().numpy()
@@ -268,18 +288,20 @@ def pack(value: Any, arrays: dict[str, Array], name: str) -> Any:
     if value is None or isinstance(value, bool | int | float | str):
         return value
     if isinstance(value, dict):
-        return {"dict": [[pack(k, arrays, ""), pack(v, arrays, f"{name}.{k}")] for k, v in value.items()]}
+        return {
+            "dict": [[encode_state(k, arrays, ""), encode_state(v, arrays, f"{name}.{k}")] for k, v in value.items()]
+        }
     if isinstance(value, list | tuple | set):
-        return {type(value).__name__: [pack(v, arrays, f"{name}.{i}") for i, v in enumerate(value)]}
+        return {type(value).__name__: [encode_state(v, arrays, f"{name}.{i}") for i, v in enumerate(value)]}
     raise SparringError(f"the checkpoint cannot hold {name}: a {type(value).__name__} is neither numbers nor text")
 
 
-def unpack(value: Any, arrays: dict[str, Array]) -> Any:
+def decode_state(value: Any, arrays: dict[str, Array]) -> Any:
     if not isinstance(value, dict):
         return value
     ((kind, content),) = value.items()
     if kind == "array":
         return arrays[content].copy()
     if kind == "dict":
-        return {unpack(k, arrays): unpack(v, arrays) for k, v in content}
-    return {"list": list, "tuple": tuple, "set": set}[kind](unpack(v, arrays) for v in content)
+        return {decode_state(k, arrays): decode_state(v, arrays) for k, v in content}
+    return {"list": list, "tuple": tuple, "set": set}[kind](decode_state(v, arrays) for v in content)

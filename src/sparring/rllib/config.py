@@ -6,7 +6,6 @@ import builtins
 import collections.abc
 import dataclasses
 import difflib
-import importlib
 import inspect
 import types
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
@@ -24,15 +23,16 @@ from ray.rllib.core.rl_module.default_model_config import DefaultModelConfig
 from ray.rllib.core.rl_module.rl_module import RLModule, RLModuleSpec
 from ray.tune.registry import register_env
 
+from sparring import plugins
 from sparring.errors import InputError
 from sparring.experiment import Experiment
 from sparring.games import Box, Discrete, Game
 from sparring.networks.spec import scaling
 from sparring.rllib.game import EpisodeNotes, GameEnv, spaces_of
+from sparring.training.choose import RLLIB
 
 __all__ = ["configure", "customised", "is_offline"]
 
-PREFIX = "rllib/"
 SECTIONS = (
     *("training", "environment", "env_runners", "learners", "rl_module", "callbacks", "reporting"),
     *("fault_tolerance", "offline_data", "debugging"),
@@ -89,7 +89,7 @@ def configure(experiment: Experiment, game: Game, data: str = "recorded-play") -
 
 
 def algorithm_class(name: str) -> type[Algorithm]:
-    word = name.removeprefix(PREFIX)
+    word = name.removeprefix(RLLIB)
     if ":" in word:
         found = load(word, "algorithm.name")
         if not (isinstance(found, type) and issubclass(found, Algorithm)):
@@ -97,10 +97,10 @@ def algorithm_class(name: str) -> type[Algorithm]:
         return found
     if word not in registry.ALGORITHMS:
         near = difflib.get_close_matches(word.upper(), registry.ALGORITHMS, 1)
-        hint = f"did you mean {PREFIX}{near[0]}? " if near else ""
+        hint = f"did you mean {RLLIB}{near[0]}? " if near else ""
         raise InputError(
             f"RLlib has no algorithm {word!r}: {hint}There are {', '.join(registry.ALGORITHMS)}, "
-            f"and {PREFIX}module:Class for one of your own"
+            f"and {RLLIB}module:Class for one of your own"
         )
     found, _ = registry.ALGORITHMS[word]()
     return found
@@ -218,13 +218,9 @@ def _check_model(model: Any) -> None:
 
 def load(word: Any, path: str) -> Any:
     """`module:Name`, imported."""
-    module, colon, name = word.partition(":") if isinstance(word, str) else ("", "", "")
-    if not colon:
+    if not isinstance(word, str) or not plugins.is_outside(word):
         raise InputError(f"{path} is {word!r}: write module:Name, such as my_package.modules:MyModule")
-    try:
-        return getattr(importlib.import_module(module), name)
-    except (ImportError, AttributeError) as error:
-        raise InputError(f"{path}: cannot import {word}: {error}") from error
+    return plugins.find(path, word, {})
 
 
 def _class(key: str, found: Any) -> Any:

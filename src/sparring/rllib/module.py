@@ -130,7 +130,7 @@ def _mlp(model: Any) -> tuple[tuple[Dense, ...], list[Weights]]:
             weights.append((_array(part.weight).T, bias))
             layers.append(Dense(part.out_features, "linear"))
         elif type(part) in ACTIVATIONS:
-            layers[-1] = Dense(layers[-1].units, ACTIVATIONS[type(part)])  # type: ignore[arg-type]
+            layers[-1] = Dense(layers[-1].units, ACTIVATIONS[type(part)])
         else:
             raise Unrenderable(f"a {type(part).__name__} layer cannot be rendered as ONNX")
     if not isinstance(model, TorchMLPEncoder):

@@ -18,14 +18,15 @@ import numpy as np
 from sparring.algorithms.replay import END, STEP, TERMINAL
 from sparring.errors import GameError, InputError, SparringError
 from sparring.games import Box, Discrete, Game, MultiDiscrete
-from sparring.games.catalog import Unregistered
+from sparring.games.catalog import Unregistered, registered_here_alone
 from sparring.games.spec import Array
 from sparring.games.vector import Environments, build
+from sparring.networks.layers import Layer, decode
 from sparring.networks.policy import Policy
-from sparring.networks.spec import Head, Layer
+from sparring.networks.spec import Head
 from sparring.runs.metrics import Episode
 
-__all__ = ["Actor", "Arena", "Failed", "Filled", "Order", "Plan", "Rows", "Snapshot"]
+__all__ = ["Actor", "Failed", "Filled", "Order", "Plan", "Rows", "SharedBuffers", "Snapshot"]
 
 log = logging.getLogger("sparring.rollout")
 
@@ -57,7 +58,7 @@ class Plan(msgspec.Struct, frozen=True):
     steps: int
     slots: int  # blocks of each worker
     seed: int
-    polite: bool = False  # workers let the learner go first, which works at the same time and is the slower one
+    low_priority: bool = False  # workers let the learner go first, which works at the same time and is the slower one
 
 
 class Order(msgspec.Struct, frozen=True):
@@ -205,7 +206,7 @@ def random_actions(game: Game, rng: np.random.Generator, count: int) -> Array:
     return np.clip(rng.uniform(low, high, (count, *action.shape)).astype(action.dtype), low, high).astype(action.dtype)
 
 
-class Arena:
+class SharedBuffers:
     """The memory that a learner and its workers share, cut into arrays: two copies of the weights (one to read while
     the other is written), who last gave a sign of life when, and the blocks."""
 
@@ -276,7 +277,7 @@ def views(plan: Plan, flat: Array) -> Iterator[tuple[str, Array]]:
 
 def serve(control: Connection, memory: int) -> None:
     """A worker's life. What is wrong with the game is told before it ends; anything else is in its log."""
-    order = msgspec.msgpack.decode(control.recv_bytes(), type=Order)
+    order = msgspec.msgpack.decode(control.recv_bytes(), type=Order, dec_hook=decode)
     try:
         work(control, memory, order)
     except SparringError as error:
@@ -289,14 +290,14 @@ def serve(control: Connection, memory: int) -> None:
 def work(control: Connection, memory: int, order: Order) -> None:
     """Fills the slots that it is given with the newest weights there are."""
     plan = order.plan
-    if plan.polite:
+    if plan.low_priority:
         os.nice(10)
-    arena = Arena(plan, mmap.mmap(memory, order.size))
+    buffers = SharedBuffers(plan, mmap.mmap(memory, order.size))
     actor = Actor(plan.game, build_elsewhere(plan.game, plan.envs), order.seed, order.life)
     if order.state is not None:
         actor.restore(unpack(order.state))
-    actor.beat = arena.beats[order.worker]
-    flat = np.empty(arena.weights.shape[1], np.float32)
+    actor.beat = buffers.beats[order.worker]
+    flat = np.empty(buffers.weights.shape[1], np.float32)
     policy = Policy(plan.game, plan.layers, plan.head, dict(views(plan, flat)))
     version = -1
     while True:
@@ -306,11 +307,11 @@ def work(control: Connection, memory: int, order: Order) -> None:
             control.send_bytes(msgspec.msgpack.encode(Snapshot(None if state is None else pack(state))))
             continue
         slot, began = message[0], time.perf_counter()
-        if version != int(arena.version[0]):
-            version, exploration, at_random = arena.read(flat)
+        if version != int(buffers.version[0]):
+            version, exploration, at_random = buffers.read(flat)
         if exploration != policy.exploration:
             policy = policy.explore(exploration)
-        episodes = actor.fill(arena.block(order.worker, slot), policy, at_random)
+        episodes = actor.fill(buffers.block(order.worker, slot), policy, at_random)
         filled = Filled(slot, version, episodes, time.perf_counter() - began, actor.environments.masked)
         control.send_bytes(msgspec.msgpack.encode(filled))
 
@@ -320,10 +321,7 @@ def build_elsewhere(game: Game, count: int) -> Environments:
     try:
         return build(game, count)
     except Unregistered as error:
-        raise InputError(
-            f"{game.env} is registered in the process that trains alone, and rollout workers are processes of their "
-            f"own: put it in a module that they can import, and name the game with it: module:{game.name}"
-        ) from error
+        raise registered_here_alone(game) from error
 
 
 def worker_seed(plan: Plan, worker: int) -> int:

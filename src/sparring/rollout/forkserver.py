@@ -30,7 +30,7 @@ from sparring.networks.policy import Policy
 from sparring.networks.spec import Categorical, Dense, Gaussian, param_shapes
 from sparring.rollout.actor import Actor, Rows, row_types, serve
 
-__all__ = ["Child", "Nursery"]
+__all__ = ["Child", "ForkServer"]
 
 PATIENCE = 120.0  # seconds that imports may take
 PR_SET_PDEATHSIG = 1  # of Linux's prctl: what we get when our parent ends
@@ -38,7 +38,7 @@ CLOSING = 2.0  # seconds after which it is killed
 ALIVE, UNKNOWN = 1000, 255  # beside exit codes: not ended yet; ended, and nobody knows how
 
 
-class Nursery:
+class ForkServer:
     """`env`: the game whose package is loaded beforehand."""
 
     def __init__(self, env: str, memory: int, log: Path) -> None:
@@ -57,7 +57,7 @@ class Nursery:
             )
 
     def fork(self, control: socket.socket, log: BinaryIO) -> "Child":
-        """A worker with the other end of `control`. OSError when the nursery is dead."""
+        """A worker with the other end of `control`. OSError when the forkserver is dead."""
         socket.send_fds(self.control, [b"fork"], [control.fileno(), log.fileno()])
         return Child(self._answer(), self)
 
@@ -70,7 +70,7 @@ class Nursery:
     def _answer(self) -> int:
         if answer := self.control.recv(16):
             return int(answer)
-        raise BrokenPipeError("the nursery is dead")
+        raise BrokenPipeError("the forkserver is dead")
 
     def close(self) -> None:
         self.control.close()
@@ -84,14 +84,14 @@ class Nursery:
 class Child:
     """A forked worker, with what subprocess.Popen offers for its own."""
 
-    def __init__(self, pid: int, nursery: Nursery) -> None:
-        self.pid, self.nursery = pid, nursery
+    def __init__(self, pid: int, forkserver: ForkServer) -> None:
+        self.pid, self.forkserver = pid, forkserver
         self.code: int | None = None
 
     def poll(self) -> int | None:
         if self.code is None:
             try:
-                self.code = self.nursery.ended(self.pid)
+                self.code = self.forkserver.ended(self.pid)
             except OSError:
                 self.code = None if psutil.pid_exists(self.pid) else UNKNOWN
         return self.code
@@ -104,7 +104,7 @@ class Child:
         return self.code
 
     def send_signal(self, number: int) -> None:
-        if self.poll() is None:  # so nobody else has its number: the nursery has not buried it
+        if self.poll() is None:  # so nobody else has its number: the forkserver has not buried it
             os.kill(self.pid, number)
 
     def kill(self) -> None:
@@ -112,7 +112,7 @@ class Child:
         self.wait()
 
 
-# In the nursery
+# In the forkserver
 
 
 def prepare(env: str) -> None:

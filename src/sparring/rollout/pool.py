@@ -36,26 +36,26 @@ from sparring.networks.policy import Policy
 from sparring.rollout.actor import (
     SNAPSHOT,
     Actor,
-    Arena,
     Failed,
     Filled,
     Order,
     Plan,
     Rows,
+    SharedBuffers,
     Snapshot,
     pack,
     parts,
     unpack,
     worker_seed,
 )
-from sparring.rollout.forkserver import Child, Nursery
+from sparring.rollout.forkserver import Child, ForkServer
 from sparring.runs.metrics import Episode, Row
 
 __all__ = ["Block", "Local", "Pool", "Source", "open_source", "plan_for"]
 
 log = logging.getLogger("sparring.rollout")
 STARTING = 120.0  # seconds that a worker may take to import and make its games
-NURSERY = "nursery.log"
+FORKSERVER_LOG = "forkserver.log"
 LIVES = 3  # failures in a row, without a block in between, after which a worker is given up
 
 
@@ -96,10 +96,12 @@ class Source(Protocol):
 
 
 def plan_for(
-    policy: Policy, *, workers: int, envs: int, steps: int, slots: int, seed: int, polite: bool = False
+    policy: Policy, *, workers: int, envs: int, steps: int, slots: int, seed: int, low_priority: bool = False
 ) -> Plan:
     shapes = {name: array.shape for name, array in policy.params.items()}
-    return Plan(policy.game, policy.layers, policy.head, shapes, max(workers, 1), envs, steps, slots, seed, polite)
+    return Plan(
+        policy.game, policy.layers, policy.head, shapes, max(workers, 1), envs, steps, slots, seed, low_priority
+    )
 
 
 def open_source(
@@ -117,7 +119,7 @@ class Local:
 
     def __init__(self, plan: Plan, states: list[dict[str, Array] | None] | None = None, limit: float = 60.0) -> None:
         self.plan = plan
-        self.arena = Arena(plan, bytearray(Arena.size_of(plan)))
+        self.buffers = SharedBuffers(plan, bytearray(SharedBuffers.size_of(plan)))
         self.policy: Policy | None = None
         self.at_random = False
         self.player: int | None = None  # the thread that plays right now
@@ -140,11 +142,11 @@ class Local:
             self.player = None
 
     def _watch(self, limit: float) -> None:
-        told = 0.0
+        reported = 0.0
         while not self.closed.wait(min(1.0, limit / 4)):
             beat, player = float(self.beat[0]), self.player
-            if player is not None and beat != told and time.monotonic() - beat > limit:
-                told = beat
+            if player is not None and beat != reported and time.monotonic() - beat > limit:
+                reported = beat
                 where = "".join(traceback.format_stack(sys._current_frames().get(player)))
                 log.warning(
                     "the game has not answered for %g s (a worker's would be replaced). It is in:\n%s", limit, where
@@ -158,7 +160,7 @@ class Local:
 
     def take(self) -> Block:
         assert self.policy is not None, "publish a policy first"
-        rows = self.arena.block(0, 0)
+        rows = self.buffers.block(0, 0)
         with self._playing():
             episodes = self.actor.fill(rows, self.policy, self.at_random)
         return Block(0, 0, 0, rows, episodes, self.actor.environments.masked)
@@ -224,17 +226,17 @@ class Pool:
     ) -> None:
         self.plan, self.limit, self.logs, self.replaced = plan, limit, logs, 0
         logs.mkdir(parents=True, exist_ok=True)
-        size = Arena.size_of(plan)
+        size = SharedBuffers.size_of(plan)
         # Without a name: it is gone with the last process that has it open, however that one ends.
         self._shared = tempfile.TemporaryFile(dir="/dev/shm" if os.path.isdir("/dev/shm") else None)  # noqa: SIM115
         self._shared.truncate(size)
-        self.arena = Arena(plan, mmap.mmap(self._shared.fileno(), size))
+        self.buffers = SharedBuffers(plan, mmap.mmap(self._shared.fileno(), size))
         self.workers = [_Worker(i, n, life) for i, n in enumerate(numbers or range(plan.workers))]
         self.usage = Usage(plan.workers)
         self._rounds = 0
         self._next_look = 0.0
         self._sockets = selectors.DefaultSelector()
-        self.nursery = self._nursery()
+        self.forkserver = self._fork_server()
         self._full: deque[tuple[_Worker, Filled]] = deque()
         for worker, state in zip(self.workers, states or [None] * plan.workers, strict=True):
             self._spawn(worker, state)
@@ -248,10 +250,10 @@ class Pool:
         worker.control = Connection(ours.detach())
         self._sockets.register(worker.control, selectors.EVENT_READ, worker)
         worker.since = time.monotonic()
-        self.arena.beats[worker.index, 0] = 0.0
+        self.buffers.beats[worker.index, 0] = 0.0
         packed = None if state is None else pack(state)
         seed = worker_seed(self.plan, worker.number)
-        order = Order(self.plan, worker.index, seed, self.arena.size, worker.life, packed)
+        order = Order(self.plan, worker.index, seed, self.buffers.size, worker.life, packed)
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # dead already: `take` notices
             worker.control.send_bytes(msgspec.msgpack.encode(order))
             for slot in worker.granted:  # what its predecessor was asked for
@@ -259,21 +261,23 @@ class Pool:
 
     def _fork(self, control: socket.socket, file: BinaryIO) -> Child:
         try:
-            return self.nursery.fork(control, file)
+            return self.forkserver.fork(control, file)
         except OSError:  # somebody killed it
-            self.nursery.close()
-            self.nursery = self._nursery()
+            self.forkserver.close()
+            self.forkserver = self._fork_server()
         try:
-            return self.nursery.fork(control, file)
+            return self.forkserver.fork(control, file)
         except OSError as error:
-            raise SparringError(f"the game cannot be loaded. Last words:\n{tail(self.logs / NURSERY)}") from error
+            raise SparringError(
+                f"the game cannot be loaded. Last words:\n{tail(self.logs / FORKSERVER_LOG)}"
+            ) from error
 
-    def _nursery(self) -> Nursery:
+    def _fork_server(self) -> ForkServer:
         assert self.plan.game.env is not None, "a declared game is not simulated"
-        return Nursery(self.plan.game.env, self._shared.fileno(), self.logs / NURSERY)
+        return ForkServer(self.plan.game.env, self._shared.fileno(), self.logs / FORKSERVER_LOG)
 
     def publish(self, policy: Policy, at_random: bool = False) -> None:
-        self.arena.write(parts(self.plan, policy), policy.exploration, at_random)
+        self.buffers.write(parts(self.plan, policy), policy.exploration, at_random)
 
     def start(self) -> None:
         slot = self._rounds % self.plan.slots
@@ -295,8 +299,8 @@ class Pool:
         while not self._full:
             self.receive()
         worker, message = self._full.popleft()
-        lag = int(self.arena.version[0]) - message.version
-        rows = self.arena.block(worker.index, message.slot)
+        lag = int(self.buffers.version[0]) - message.version
+        rows = self.buffers.block(worker.index, message.slot)
         return Block(worker.index, message.slot, lag, rows, message.episodes, message.masked)
 
     def take_many(self, count: int) -> list[tuple[int, Filled]]:
@@ -332,7 +336,7 @@ class Pool:
         now = time.monotonic()
         self._next_look = now + min(1.0, self.limit / 4)
         for worker in self.workers:
-            beat = float(self.arena.beats[worker.index, 0])
+            beat = float(self.buffers.beats[worker.index, 0])
             limit = self.limit if beat else max(STARTING, self.limit)
             silent = now - max(beat, worker.since)
             if worker.granted and silent > limit and not worker.control.poll():
@@ -403,7 +407,7 @@ class Pool:
         for worker in self.workers:
             if worker.process.wait(max(until - time.monotonic(), 0.01)) is None:
                 worker.process.kill()
-        self.nursery.close()
+        self.forkserver.close()
         self._sockets.close()
         self._shared.close()
 

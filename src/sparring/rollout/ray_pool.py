@@ -29,6 +29,7 @@ from sparring.launch.ray_cluster import (
     connect,
     ray,
 )
+from sparring.networks.layers import decode
 from sparring.networks.policy import Policy
 from sparring.rollout.actor import Plan, Rows, build_elsewhere, pack, parts, random_actions, unpack
 from sparring.rollout.pool import LIVES, STARTING, Block, Pool, Usage
@@ -133,7 +134,7 @@ class Host:
         self.warnings: list[str] = []
         logging.getLogger("sparring.rollout").addHandler(_Notes(self.warnings))
         given = [None if state is None else unpack(state) for state in states]
-        self.pool = Pool(msgspec.msgpack.decode(plan, type=Plan), limit, logs, given, numbers, life)
+        self.pool = Pool(msgspec.msgpack.decode(plan, type=Plan, dec_hook=decode), limit, logs, given, numbers, life)
         self.versions: dict[int, int] = {}  # the pool's own → the learner's
 
     def where(self) -> tuple[str, int]:
@@ -145,7 +146,7 @@ class Host:
         """Asks workers for blocks and waits until as many are full, be it these or others; warnings and replacements
         since the last call. `weights`, if there are new ones, are for blocks that are begun from now on."""
         if weights is not None:
-            newest = self.pool.arena.write([weights], exploration, at_random)
+            newest = self.pool.buffers.write([weights], exploration, at_random)
             self.versions[newest] = version
             self.versions.pop(newest - FORGOTTEN, None)
         for number, slot in asked:
@@ -155,7 +156,7 @@ class Host:
                 self.numbers[worker],
                 message.slot,
                 self.versions[message.version],
-                self.pool.arena.block(worker, message.slot),
+                self.pool.buffers.block(worker, message.slot),
                 message.episodes,
                 message.seconds,
                 message.masked,

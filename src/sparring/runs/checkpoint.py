@@ -18,8 +18,6 @@ from sparring import algorithms, files
 from sparring.errors import InputError
 from sparring.games import Game
 from sparring.games.spec import Array
-from sparring.networks.defaults import describe, kind_of
-from sparring.networks.spec import Layer
 
 __all__ = ["exists", "flatten", "hyperparameters", "load", "remove", "save", "unflatten"]
 
@@ -89,12 +87,9 @@ def hyperparameters(directory: Path, name: str, game: Game, given: dict[str, Any
         followed = noted["hyperparameters"]
     else:
         if exists(directory / "checkpoint") and not path.exists():
-            usual = msgspec.to_builtins(algorithms.config_of(name)())
+            usual = msgspec.to_builtins(algorithms.complete(name, given))
             followed = {key: usual[key] for key in followed}
         files.write_whole(path, json.dumps(kind | {"hyperparameters": followed}, indent=1).encode())
-    if "layers" in followed:
-        network = describe(msgspec.convert(followed["layers"], tuple[Layer, ...]))
-        log.info("%s: %s, network for %s: %s", game.name, name, kind_of(game.observation), network)
     return followed | given
 
 

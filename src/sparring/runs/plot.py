@@ -38,13 +38,13 @@ def plot(runs: Sequence[Run], out: Path) -> None:
 
     if out.suffix.lower() not in (".png", ".svg", ".pdf"):
         raise InputError(f"{out}: figures are written as .png, .svg or .pdf")
-    told, key = groups(runs), drawn_return(runs)
+    grouped, key = groups(runs), drawn_return(runs)
     for run in runs:
         if not any(key in row for row in run.rows()):
             raise InputError(f"{run.path} has no returns to draw yet ({key}): set evaluation.every, or let it run on")
     figure, (by_steps, by_time, phases) = pyplot.subplots(1, 3, figsize=(15, 4.2), width_ratios=(2, 2, 1.2))
     unit, seconds = _unit_of_time(max(run.rows()[-1]["time/total_s"] for run in runs))
-    for label, members in told.items():
+    for label, members in grouped.items():
         for axes, x, scale in ((by_steps, members[0].experiment.axis, 1), (by_time, "time/total_s", seconds)):
             line = curve([run.rows() for run in members], x, key)
             _draw(axes, line._replace(x=line.x / scale), f"{label} ({len(members)})")
@@ -53,7 +53,7 @@ def plot(runs: Sequence[Run], out: Path) -> None:
         axes.grid(alpha=0.3)
     by_steps.xaxis.set_major_formatter(EngFormatter(sep=""))
     by_steps.legend(fontsize=8)
-    _draw_phases(phases, told)
+    _draw_phases(phases, grouped)
     figure.tight_layout()
     out.parent.mkdir(parents=True, exist_ok=True)
     try:
@@ -92,10 +92,10 @@ def curve(seeds: Sequence[list[Row]], x: str, key: str = PLAYED) -> Curve:
     lines, extremes = [], []
     group = key.rpartition("_")[0]
     for rows in seeds:
-        told = [row for row in rows if key in row]
-        if told:
-            lines.append(np.array([(row[x], row[key]) for row in told]).T)
-            extremes += [row.get(f"{group}_{end}", row[key]) for row in told for end in ("min", "max")]
+        reported = [row for row in rows if key in row]
+        if reported:
+            lines.append(np.array([(row[x], row[key]) for row in reported]).T)
+            extremes += [row.get(f"{group}_{end}", row[key]) for row in reported for end in ("min", "max")]
     if not lines:
         return Curve(*(np.empty(0) for _ in range(4)))
     first, last = max(line[0, 0] for line in lines), min(line[0, -1] for line in lines)
@@ -122,14 +122,14 @@ def _draw(axes: Any, line: Curve, label: str) -> None:
     axes.fill_between(line.x, line.low, line.high, alpha=0.2, color=drawn.get_color(), linewidth=0)
 
 
-def _draw_phases(axes: Any, told: dict[str, list[Run]]) -> None:
+def _draw_phases(axes: Any, grouped: dict[str, list[Run]]) -> None:
     """Seconds per iteration by phase; medians, since an early iteration compiles."""
-    bottom = np.zeros(len(told))
-    rows = [[row for run in members for row in run.rows()] for members in told.values()]
+    bottom = np.zeros(len(grouped))
+    rows = [[row for run in members for row in run.rows()] for members in grouped.values()]
     for phase in PHASES:
         seconds = np.array([np.median([row.get(f"time/{phase}_s", 0.0) for row in group]) for group in rows])
-        axes.bar(range(len(told)), seconds, bottom=bottom, label=phase)
+        axes.bar(range(len(grouped)), seconds, bottom=bottom, label=phase)
         bottom += seconds
-    axes.set_xticks(range(len(told)), list(told), rotation=20, ha="right", fontsize=7)
+    axes.set_xticks(range(len(grouped)), list(grouped), rotation=20, ha="right", fontsize=7)
     axes.set(ylabel="seconds per iteration")
     axes.legend(fontsize=8, loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=len(PHASES), frameon=False)

@@ -74,11 +74,11 @@ class Run:
             raise InputError(f"{self.path} has no policy yet: it is written with the first checkpoint")
         try:
             if which == "last":
-                return weights.load((self.path / "policy.safetensors").read_bytes())
+                return weights.load((self.path / "policy.safetensors").read_bytes(), trusted=True)
             data = self._load(which)[0].get("policy")
             if data is None:
                 raise InputError(f"the checkpoint {which} was written by an older version, without its policy")
-            return weights.load(data.tobytes())
+            return weights.load(data.tobytes(), trusted=True)
         except (InputError, OSError) as error:
             raise self._refusal(which, error) from error
 

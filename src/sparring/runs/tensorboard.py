@@ -1,4 +1,5 @@
 """TensorBoard's event files, written without TensorFlow: scalars only, as TFRecords of hand-encoded messages.
+Ours because scalars are a page of code, and the writers that exist bring TensorBoard, PyTorch or protobuf with them.
 
 Event { double wall_time = 1; int64 step = 2; string file_version = 3; Summary summary = 5; SessionLog log = 7 }
 Summary { repeated Value { string tag = 1; float simple_value = 2 } value = 1 }

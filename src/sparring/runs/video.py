@@ -53,9 +53,9 @@ def record(
     episodes: int = 1,
     seed: int = 0,
     max_steps: int = 5000,
-    told: Callable[[int, int], object] = lambda episode, frames: None,
+    on_frame: Callable[[int, int], object] = lambda episode, frames: None,
 ) -> list[float]:
-    """Plays greedily and writes what is seen, whole or not at all; the returns. `told` hears how far it is."""
+    """Plays greedily and writes what is seen, whole or not at all; the returns. `on_frame` hears how far it is."""
     game = policy.game
     require(game)
     import imageio_ffmpeg
@@ -87,7 +87,7 @@ def record(
                 native = int(action) if isinstance(game.action, Discrete) else action.reshape(env.action_space.shape)
                 obs, reward, terminated, truncated, _ = env.step(native)
                 total, over, steps = total + float(reward), terminated or truncated, steps + 1
-                told(episode, steps)
+                on_frame(episode, steps)
             returns.append(total)
     except BaseException:
         new.unlink(missing_ok=True)

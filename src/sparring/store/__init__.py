@@ -9,6 +9,7 @@ from pathlib import Path
 from sparring.errors import InputError
 from sparring.store.protocol import (
     Episode,
+    GameUnreadable,
     NotRegistered,
     Outcome,
     PlayerStats,
@@ -24,6 +25,7 @@ from sparring.store.protocol import (
 
 __all__ = [
     "Episode",
+    "GameUnreadable",
     "NotRegistered",
     "Outcome",
     "PlayerStats",
@@ -42,7 +44,7 @@ __all__ = [
 def open_store(address: str, *, readonly: bool = False) -> Store:
     """The store at an address. Addresses are plain text: send them to other processes, and open there.
 
-    :param address: cassandra://HOST[:PORT][,HOST…]/KEYSPACE[?…], a file, or a data directory with a store.db.
+    :param address: `cassandra://HOST[:PORT][,HOST…]/KEYSPACE[?…]`, a file, or a data directory with a store.db.
     :param readonly: Nothing is written, and a store that is not there is not made.
     :raises InputError: there is no store at that address, or no such kind of store.
     """

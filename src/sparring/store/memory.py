@@ -57,6 +57,9 @@ class MemoryStore:
             self._require_open()
             return [self._games[name] for name in sorted(self._games)]
 
+    def unreadable(self) -> dict[str, str]:
+        return {}
+
     def registration(self, game: str) -> str:
         with self._lock:
             return self._shelf(game).registration

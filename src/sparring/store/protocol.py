@@ -16,6 +16,7 @@ from sparring.games import Game
 __all__ = [
     "Episode",
     "FragmentRefused",
+    "GameUnreadable",
     "NotRegistered",
     "Outcome",
     "PlayerStats",
@@ -49,6 +50,10 @@ class FragmentRefused(InputError):
 
 class NotRegistered(FragmentRefused):
     """There is no such game, or it has another schema by now."""
+
+
+class GameUnreadable(InputError):
+    """The game's stored declaration cannot be read: it is damaged, or of another version of Sparring."""
 
 
 class Outcome(StrEnum):
@@ -113,10 +118,14 @@ class Store(Protocol):
     """Where recorded play is kept. `open_store` opens one by its address."""
 
     def register(self, game: Game) -> None:
-        """Idempotent; InputError when the name is taken by a game with another schema."""
+        """Idempotent; InputError when the name is taken by a game with another schema, GameUnreadable when it is taken
+        by one whose declaration cannot be read."""
 
     def games(self) -> list[Game]:
-        """All registered games."""
+        """By name; but for those whose stored declarations cannot be read, which never stop another game."""
+
+    def unreadable(self) -> dict[str, str]:
+        """The games that `games` leaves out, and why, for people."""
 
     def registration(self, game: str) -> str:
         """A mark of this registration: another one once the game was deleted and declared again. "" for no game."""

@@ -127,7 +127,7 @@ def _opened(address: str) -> Store:
 @dataclass
 class _Job:
     options: Options
-    told: Callable[[Batch], None]
+    on_batch: Callable[[Batch], None]
     store: Store
     stream: Kinesis
     source: str  # the stream, as the store's quarantine knows it
@@ -178,7 +178,7 @@ class _Job:
         self.say(
             batches=self.status.batches + 1, **totals, lag=done.lag, steps_per_s=round(done.steps / max(seconds, 1e-3))
         )
-        self.told(done)
+        self.on_batch(done)
 
     def rest(self, lag: float) -> None:
         self.lag, self.rested = lag, time.monotonic()
@@ -202,14 +202,14 @@ class _Job:
         if not alarm or behind <= ALARM * retention:
             return
         self.quiet = time.monotonic() + AGAIN
-        told = (
+        message = (
             f"the job is {_hours(behind)} behind the stream {self.status.stream}, which keeps records for"
             f" {_hours(retention)}: `sparring stream status ADDRESS --retention HOURS` lets it keep them longer."
         )
         if gone:
-            log.error("%s What arrived in the first %s of that is lost, if anything did", told, _hours(gone))
+            log.error("%s What arrived in the first %s of that is lost, if anything did", message, _hours(gone))
         else:
-            log.warning("%s What is older is lost: mend what holds the job up, or give it more cores", told)
+            log.warning("%s What is older is lost: mend what holds the job up, or give it more cores", message)
 
     def ask_retention(self) -> float:
         try:
@@ -226,7 +226,7 @@ class _Job:
             )
 
 
-def run(options: Options, told: Callable[[Batch], None] = lambda batch: None) -> None:
+def run(options: Options, on_batch: Callable[[Batch], None] = lambda batch: None) -> None:
     """Until SIGINT or SIGTERM, which let the batch end that is going on; or until it has caught up."""
     stream = Kinesis(options.stream, credentials=sdk.credentials)
     summary = stream.summary()  # a wrong address or missing credentials are told before Spark starts
@@ -241,7 +241,7 @@ def run(options: Options, told: Callable[[Batch], None] = lambda batch: None) ->
         missing=0.0 if before is None else before.missing,
     )
     positions = Positions(options.directory / "positions.json")
-    job = _Job(options, told, store, stream, f"{stream.endpoint}/{stream.stream}", positions, status)
+    job = _Job(options, on_batch, store, stream, f"{stream.endpoint}/{stream.stream}", positions, status)
     job.lag = 0.0 if before is None else max(0.0, time.time() - before.updated) + before.lag
     with contextlib.closing(store), _signals(job.stopping):
         job.beat()
@@ -366,8 +366,8 @@ def _session(options: Options) -> SparkSession:
 def _cause(error: PySparkException) -> str:
     """The last line of the worker's traceback, if there is one: Spark wraps it in hundreds."""
     lines = [line.strip().removeprefix("Caused by: ") for line in str(error).splitlines() if line.strip()]
-    told = [line for line in lines if re.match(r"[\w.]+(Error|Exception|Busy|Full): ", line)]
-    return (told[-1:] or lines[:1] or [type(error).__name__])[0][:MAX_TEXT]
+    errors = [line for line in lines if re.match(r"[\w.]+(Error|Exception|Busy|Full): ", line)]
+    return (errors[-1:] or lines[:1] or [type(error).__name__])[0][:MAX_TEXT]
 
 
 @contextlib.contextmanager
@@ -396,7 +396,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     given = vars(parser.parse_args(arguments))
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     try:
-        run(Options(**given), told=lambda batch: print(msgspec.json.encode(batch).decode(), flush=True))
+        run(Options(**given), on_batch=lambda batch: print(msgspec.json.encode(batch).decode(), flush=True))
     except SparringError as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(2 if isinstance(error, InputError) else 1)

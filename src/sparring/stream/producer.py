@@ -13,12 +13,9 @@ from collections.abc import Sequence
 from concurrent.futures import Future, InvalidStateError
 from dataclasses import dataclass
 
-import msgspec
-
 from sparring.aws.kinesis import HASHES, Kinesis, Put, StreamBusy, TooLargeRequest
 from sparring.errors import InputError, SparringError
-from sparring.experience import Fragment
-from sparring.experience.wire import TooLarge
+from sparring.experience import Fragment, wire
 from sparring.games import Game
 from sparring.store.protocol import Outcome
 from sparring.stream import record
@@ -34,7 +31,6 @@ PATIENCE = 30.0  # seconds until a fragment that the stream does not take is giv
 WORTH = 0.95  # records are compressed while that makes them this much smaller …
 SAMPLE = 64  # … which is looked at every so many records
 log = logging.getLogger(__name__)
-_encoder = msgspec.msgpack.Encoder()
 
 
 @dataclass(slots=True)
@@ -106,10 +102,15 @@ class Producer:
         self._thread = threading.Thread(target=self._run, name="sparring-stream", daemon=True)
         self._thread.start()
 
-    def submit(self, game: Game, fragments: Sequence[Fragment]) -> "Future[list[Outcome]]":
+    def submit(
+        self, game: Game, fragments: Sequence[Fragment], encoded: Sequence[bytes] | None = None
+    ) -> "Future[list[Outcome]]":
+        """`encoded`: the same as MessagePack, if the caller has it."""
+        if encoded is None:
+            encoded = [wire.encode_one(f) for f in fragments]
         ticket = _Ticket(len(fragments), time.monotonic() + self._patience)
         try:
-            parts = [part for f in fragments for part in self._parts(game, f)]
+            parts = [part for f, data in zip(fragments, encoded, strict=True) for part in self._parts(game, f, data)]
         except InputError as error:
             ticket.fail(error)
             return ticket.future
@@ -144,14 +145,14 @@ class Producer:
         for item in left:
             item.ticket.fail(StreamBusy(f"the stream {self._stream.stream} did not take it before the end"))
 
-    def _parts(self, game: Game, f: Fragment) -> list[tuple[str, bytes]]:
+    def _parts(self, game: Game, f: Fragment, data: bytes) -> list[tuple[str, bytes]]:
         """Player and bytes; several when the stream takes no record of its size."""
-        data = _encoder.encode(f)
         if len(data) + len(self._declaration(game)) <= record.MAX_RECORD - 64:
             return [(f.player, data)]
         if f.steps == 1:
-            raise TooLarge(f"one step of {game.name!r} takes {len(data)} bytes, a stream's record {record.MAX_RECORD}")
-        return [part for half in record.halves(game, f) for part in self._parts(game, half)]
+            most = record.MAX_RECORD
+            raise wire.TooLarge(f"one step of {game.name!r} takes {len(data)} bytes, a stream's record {most}")
+        return [part for half in record.halves(game, f) for part in self._parts(game, half, wire.encode_one(half))]
 
     def _declaration(self, game: Game) -> bytes:
         key = game.name, game.schema
@@ -277,7 +278,7 @@ class Producer:
     def _failed(self, lanes: list[_Lane], error: SparringError) -> None:
         """To be tried again a little later; senders who have waited too long are told instead."""
         now = time.monotonic()
-        told = error if isinstance(error, StreamBusy) else StreamBusy(str(error))
+        busy = error if isinstance(error, StreamBusy) else StreamBusy(str(error))
         self.counts.retried += len(lanes)
         waiting = [item.ticket for lane in lanes for item in (*lane.flying, *lane.queue)]
         late = [ticket for ticket in waiting if ticket.until < now or self._closing]
@@ -286,9 +287,9 @@ class Producer:
                 lane.not_before = now + lane.delay * random.uniform(0.5, 1.0)
                 lane.delay = min(2 * lane.delay, MAX_DELAY)
         if late:
-            log.warning("%s", told)
+            log.warning("%s", busy)
         for ticket in late:
-            ticket.fail(told)
+            ticket.fail(busy)
         self._put_back(lanes)
 
     def _put_back(self, lanes: list[_Lane]) -> None:

@@ -12,7 +12,8 @@ import pyarrow as pa
 from sparring.errors import InputError
 from sparring.experience import Fragment, validate
 from sparring.games import Game
-from sparring.store.protocol import FragmentRefused, Outcome, Refused, Store, StoreAway, StoreBusy
+from sparring.store.declarations import DeclarationTooLarge, NoRoom, Room
+from sparring.store.protocol import FragmentRefused, GameUnreadable, Outcome, Refused, Store, StoreAway, StoreBusy
 from sparring.stream import record
 from sparring.stream.source import CLOSED, Mark
 
@@ -48,6 +49,8 @@ class Sink:
 
     def __init__(self, store: Store, games: dict[str, Game]) -> None:
         self._into, self._games = store, games
+        self._room = Room(games.values(), len(store.unreadable()))
+        self._unregistered: dict[str, str] = {}  # games of these records that the store does not take, and why
         self._writer = ThreadPoolExecutor(1, "append")  # decoding goes on meanwhile; one, so that order is kept
         self._pending: deque[Future[list[Outcome | FragmentRefused]]] = deque()
         self._sent: deque[list[Fragment]] = deque()
@@ -70,7 +73,7 @@ class Sink:
                 continue
             for f in found:
                 fragments.setdefault(f.game, []).append(f)
-            for name in games.keys() - self._games.keys():
+            for name in games.keys() - self._games.keys() - self._unregistered.keys():
                 self._register(games[name])
         for name, some in fragments.items():
             self._check(name, some, arrived)
@@ -88,25 +91,35 @@ class Sink:
             self.result.after = CLOSED
 
     def _register(self, game: Game) -> None:
+        """Within the same limits as at the gateway: whoever can write to the stream can declare games. Tasks that run
+        side by side may each register one more."""
         try:
+            self._room.require(game)
             self._into.register(game)
+        except (DeclarationTooLarge, NoRoom, GameUnreadable) as error:
+            self._unregistered[game.name] = str(error)
+            if len(self._unregistered) == 1:  # the quarantine has the others
+                log.warning("the game %r is not registered: %s", game.name, error)
+            return
         except InputError as error:  # known with other spaces: the check will say so of each fragment
             log.warning("%s", error)
         self._games.update({known.name: known for known in self._into.games()})
+        self._room = Room(self._games.values(), len(self._into.unreadable()))
 
     def _check(self, name: str, fragments: list[Fragment], arrived: float) -> None:
         """By the stream's clock: whenever it is read, and whatever the clock here says, the answer is the same."""
         game = self._games.get(name)
         if game is None:
-            reasons: Sequence[str | None] = [f"the record does not declare its game {name[:100]!r}"] * len(fragments)
+            reason = self._unregistered.get(name, f"the record does not declare its game {name[:100]!r}")
+            reasons: Sequence[str | None] = [reason] * len(fragments)
         else:
             reasons = validate.check(game, fragments, arrived)
         good = []
-        for f, reason in zip(fragments, reasons, strict=True):
-            if reason is None:
+        for f, why in zip(fragments, reasons, strict=True):
+            if why is None:
                 good.append(f)
             else:
-                self._reject(f.game, f.player, f.id, reason)
+                self._reject(f.game, f.player, f.id, why)
         chunk: list[Fragment] = []
         size = 0
         for f in good:

@@ -188,8 +188,8 @@ class _Reading:
 
 def _lag(page: Page) -> float:
     """By the stream's own clock where it tells, else by ours: a figure to look at, nothing depends on it."""
-    told = page.millis_behind_latest / 1000
-    return max(told, time.time() - page.records[-1].approximate_arrival_timestamp) if page.records else told
+    behind = page.millis_behind_latest / 1000
+    return max(behind, time.time() - page.records[-1].approximate_arrival_timestamp) if page.records else behind
 
 
 def _iterator(stream: Kinesis, shard: str, at: str) -> str:

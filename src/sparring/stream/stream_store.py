@@ -49,6 +49,9 @@ class StreamedStore:
         self._games = {game.name: game for game in games}
         return games
 
+    def unreadable(self) -> dict[str, str]:
+        return self._store.unreadable()
+
     def registration(self, game: str) -> str:
         return self._store.registration(game)
 

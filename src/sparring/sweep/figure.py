@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 
 from sparring.games.spec import Array
-from sparring.sweep.journal import Standing, trial_name
+from sparring.search_space import Axis, show
+from sparring.sweep.journal import TrialStatus, trial_name
 from sparring.sweep.plan import Sweep
 from sparring.sweep.results import best_of
-from sparring.sweep.space import Axis, show
 
 __all__ = ["draw"]
 
@@ -20,7 +20,7 @@ ACROSS = 4  # small pictures in a row
 BEST = "#d62728"
 
 
-def draw(sweep: Sweep, trials: Sequence[Standing], out: Path) -> None:
+def draw(sweep: Sweep, trials: Sequence[TrialStatus], out: Path) -> None:
     """Of the trials that have a metric; there must be one at least."""
     import matplotlib
 
@@ -46,15 +46,15 @@ def draw(sweep: Sweep, trials: Sequence[Standing], out: Path) -> None:
     for axes in small[count:]:
         axes.set_visible(False)
     first, stopped = sweep.first, sum(trial.state == "stopped" for trial in shown)
-    told = f"{first.name} on {first.game}: {len(shown)} trials" + (
+    title = f"{first.name} on {first.game}: {len(shown)} trials" + (
         f", {stopped} stopped early (dotted, hollow)" if stopped else ""
     )
-    figure.suptitle(f"{told}. Best: {trial_name(best.number)}", fontsize=11)
+    figure.suptitle(f"{title}. Best: {trial_name(best.number)}", fontsize=11)
     figure.savefig(out, dpi=130)
     pyplot.close(figure)
 
 
-def _colours(sweep: Sweep, trials: Sequence[Standing]) -> list[Any]:
+def _colours(sweep: Sweep, trials: Sequence[TrialStatus]) -> list[Any]:
     """By rank, so that one outlier does not make the others look alike; the better, the darker."""
     from matplotlib import colormaps
 
@@ -81,7 +81,9 @@ def _ticks(axis: Axis) -> list[Any]:
     return sorted({round(value) for value in inner}) if axis.kind == "randint" else [float(f"{v:.3g}") for v in inner]
 
 
-def _parallel(axes: Any, sweep: Sweep, trials: Sequence[Standing], best: Standing, colours: Sequence[Any]) -> None:
+def _parallel(
+    axes: Any, sweep: Sweep, trials: Sequence[TrialStatus], best: TrialStatus, colours: Sequence[Any]
+) -> None:
     metrics = np.array([trial.metric for trial in trials], float)
     lines, jitter = [], np.random.default_rng(0)
     for x, axis in enumerate(sweep.axes):
@@ -121,7 +123,7 @@ def _ruler(axes: Any, x: int, y: Array, labels: Sequence[str]) -> None:
 
 
 def _scatter(
-    axes: Any, axis: Axis, name: str, trials: Sequence[Standing], best: Standing, colours: Sequence[Any]
+    axes: Any, axis: Axis, name: str, trials: Sequence[TrialStatus], best: TrialStatus, colours: Sequence[Any]
 ) -> None:
     x = _places(axis, [trial.values[axis.name] for trial in trials])
     if axis.log:

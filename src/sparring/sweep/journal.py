@@ -10,9 +10,9 @@ import msgspec
 from sparring import files
 from sparring.errors import InputError
 from sparring.runs.run import Run, is_run
-from sparring.sweep.space import Values
+from sparring.search_space import Values
 
-__all__ = ["ENDED", "Begun", "Copied", "Ended", "Journal", "Standing", "directory", "trial_name"]
+__all__ = ["ENDED", "Begun", "Copied", "Ended", "Journal", "TrialStatus", "directory", "trial_name"]
 
 ENDED = ("done", "stopped", "failed")
 
@@ -41,7 +41,7 @@ class Ended(msgspec.Struct, frozen=True, tag_field="event", tag="ended"):
     seconds: float = 0.0
 
 
-class Standing(msgspec.Struct):
+class TrialStatus(msgspec.Struct):
     """How it stands with one trial."""
 
     number: int
@@ -74,7 +74,7 @@ class Journal:
     def __init__(self, root: Path, metric: str) -> None:
         """Reads what is there; a line that a kill cut short is removed."""
         self.root, self.path = root, root / "journal.jsonl"
-        self.trials: dict[int, Standing] = {}
+        self.trials: dict[int, TrialStatus] = {}
         lines = self.path.read_bytes().split(b"\n") if self.path.exists() else [b""]
         if lines[-1]:
             self.path.write_bytes(b"\n".join([*lines[:-1], b""]))
@@ -96,14 +96,14 @@ class Journal:
 
     def _apply(self, event: Begun | Copied | Ended) -> None:
         if isinstance(event, Begun):
-            self.trials[event.number] = Standing(event.number, event.values)
+            self.trials[event.number] = TrialStatus(event.number, event.values)
         else:
             self.trials[event.number].apply(event)
 
     def _run(self, number: int) -> Path:
         return directory(self.root, number)
 
-    def left(self) -> Iterable[Standing]:
+    def left(self) -> Iterable[TrialStatus]:
         return [trial for trial in self.trials.values() if trial.state not in ENDED]
 
 

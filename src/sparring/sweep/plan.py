@@ -7,18 +7,18 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
 import msgspec
 
 from sparring.errors import InputError
-from sparring.experiment import Experiment, check_keys, explain, override, parse_yaml
+from sparring.experiment import Experiment, override, parse_yaml
+from sparring.fields import PositiveInt, convert
 from sparring.runs.metrics import PHASES
-from sparring.sweep.space import Axis, Values, corners, draw, fill, find, points, show
+from sparring.search_space import Axis, Values, corners, draw, fill, find, points, show
 
 __all__ = ["Sweep", "Tune", "read"]
 
-Positive = Annotated[int, msgspec.Meta(ge=1)]
 SAMPLES = 10
 SAME = {
     "out": "every trial has a directory of its own in the sweep's",
@@ -34,13 +34,13 @@ FIXED = ("name", "normalise", "replay")  # of an algorithm: a checkpoint does no
 
 
 class Tune(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    samples: Positive | None = None  # trials, for each point of the grid; none: 10, and 1 where all is a grid
+    samples: PositiveInt | None = None  # trials, for each point of the grid; none: 10, and 1 where all is a grid
     scheduler: Literal["asha", "pbt", "none"] = "asha"
     search: Literal["random", "optuna"] = "random"
-    parallel: Positive | None = None  # trials at a time; none: as many as there is room for
+    parallel: PositiveInt | None = None  # trials at a time; none: as many as there is room for
     metric: str | None = None  # none: the evaluation's mean return, without evaluation that of recent episodes
     mode: Literal["max", "min"] = "max"
-    grace: Positive | None = None  # of the budget (stop) until asha may stop a trial, or between pbt's copies
+    grace: PositiveInt | None = None  # of the budget (stop) until asha may stop a trial, or between pbt's copies
 
 
 def read(path: Path, overrides: Iterable[str] = ()) -> "Sweep":
@@ -185,24 +185,29 @@ class Sweep:
     def check(self) -> None:
         """What only the algorithm knows: names and ranges of hyperparameters, and which combinations it refuses. Loads
         the learning stack."""
-        from sparring.training import loop
+        from sparring.games import catalog
+        from sparring.training.choose import trainee_class
 
         for values in corners(self.axes):
             experiment = self.experiment(values)
             with self._naming(values):
-                loop.hyperparameters(experiment)
+                trainee_class(experiment).hyperparameters(experiment)
         for number in range(self.total) if self.tune.search == "random" else ():
-            self._algorithm(self.draw(number))
+            experiment = self.experiment(values := self.draw(number))
+            with self._naming(values):
+                trainee_class(experiment).check(experiment, catalog.load(experiment.game))
         if self.tune.scheduler == "pbt":
             self._check_shapes()
 
     def _check_shapes(self) -> None:
         """PBT copies one trial's state into another, which must be of the same form."""
-        import jax
+        from sparring.games import catalog
+        from sparring.training.choose import trainee_class
 
-        def shapes(values: Values) -> Any:
-            state = self._algorithm(values).init(jax.random.key(0))
-            return jax.tree.map(lambda leaf: (leaf.shape, leaf.dtype), state)
+        def shapes(values: Values) -> dict[str, tuple[int, ...]]:
+            experiment = self.experiment(values)
+            with self._naming(values):
+                return trainee_class(experiment).state_shapes(experiment, catalog.load(experiment.game))
 
         first, *others = corners(self.axes)
         expected = shapes(first)
@@ -210,14 +215,6 @@ class Sweep:
             if shapes(values) != expected:
                 axis = next(axis for axis in self.axes if values[axis.name] != first[axis.name])
                 raise InputError(_pbt(axis, "which changes the network, so that nothing can be copied"))
-
-    def _algorithm(self, values: Values) -> Any:
-        from sparring.games import catalog
-        from sparring.training import loop
-
-        experiment = self.experiment(values)
-        with self._naming(values):
-            return loop.create_algorithm(experiment, catalog.load(experiment.game))
 
     @contextmanager
     def _naming(self, values: Values) -> Iterator[None]:
@@ -230,11 +227,7 @@ class Sweep:
 def _tune(data: Any) -> Tune:
     if not isinstance(data, dict):
         raise InputError(f"tune is {data!r}, but a group of keys: {', '.join(Tune.__struct_fields__)}")
-    check_keys(data, Tune, "tune.")
-    try:
-        return msgspec.convert(data, Tune)
-    except msgspec.ValidationError as error:
-        raise InputError(f"tune.{explain(error)}") from error
+    return convert(data, Tune, "tune.")
 
 
 def _pbt(axis: Axis, why: str) -> str:

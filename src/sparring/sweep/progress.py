@@ -9,7 +9,7 @@ from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.panel import Panel
 
-from sparring.sweep.journal import Standing, trial_name
+from sparring.sweep.journal import TrialStatus, trial_name
 from sparring.sweep.plan import Sweep
 from sparring.sweep.results import best_of, columns, ranked, row
 from sparring.terminal import plain, table
@@ -20,14 +20,14 @@ STATES = ("done", "stopped", "failed", "running", "waiting", "unfinished")
 
 
 class Progress:
-    """Redrawn in place on a terminal, a line now and then elsewhere. A failure is told once."""
+    """Redrawn in place on a terminal, a line now and then elsewhere. A failure is reported once."""
 
     LINE, PICTURE = 10.0, 0.5  # seconds between two
 
     def __init__(self, console: Console, sweep: Sweep) -> None:
         self.console, self.sweep = console, sweep
         self.next, self.line, self.last = 0.0, "", ""
-        self.told: set[int] = set()
+        self.reported: set[int] = set()
         self.live: Live | None = None
 
     @contextmanager
@@ -45,11 +45,11 @@ class Progress:
             self.live.update(Panel("starting the first trials …", title=plain(title), title_align="left"), refresh=True)
             yield self
 
-    def __call__(self, trials: Iterable[Standing]) -> None:
+    def __call__(self, trials: Iterable[TrialStatus]) -> None:
         trials = list(trials)
         for trial in trials:
-            if trial.state == "failed" and trial.number not in self.told:
-                self.told.add(trial.number)
+            if trial.state == "failed" and trial.number not in self.reported:
+                self.reported.add(trial.number)
                 self._say(
                     f"trial {trial_name(trial.number)} failed ({self.sweep.describe(trial.values)}): {trial.cause}"
                 )
@@ -64,7 +64,7 @@ class Progress:
             self._say(self.line)
             self.last = self.line
 
-    def _table(self, trials: list[Standing]) -> RenderableType:
+    def _table(self, trials: list[TrialStatus]) -> RenderableType:
         head, rows = columns(self.sweep), [row(self.sweep, trial) for trial in ranked(self.sweep, trials)[:10]]
         shown = table("the best so far", head, rows)
         if self.console.measure(shown, options=self.console.options.update(width=500)).maximum > self.console.width - 4:
@@ -73,7 +73,7 @@ class Progress:
             shown = table("the best so far", [head[i] for i in keep], [[each[i] for i in keep] for each in rows])
         return shown
 
-    def describe(self, trials: list[Standing]) -> str:
+    def describe(self, trials: list[TrialStatus]) -> str:
         counts = Counter(trial.state for trial in trials)
         counts["waiting"] += self.sweep.total - len(trials)  # a search does not know them yet
         line = ", ".join(f"{counts[state]} {state}" for state in STATES if counts[state])
@@ -85,7 +85,7 @@ class Progress:
         self.console.print(plain(text), soft_wrap=True, highlight=False)
 
 
-def results(console: Console, sweep: Sweep, trials: Iterable[Standing]) -> None:
+def results(console: Console, sweep: Sweep, trials: Iterable[TrialStatus]) -> None:
     rows = [row(sweep, trial) for trial in ranked(sweep, trials)]
     shown = table(f"{len(rows)} trials by {sweep.tune.metric}", columns(sweep), rows)
     console.width = max(console.width, console.measure(shown, options=console.options.update(width=500)).maximum)

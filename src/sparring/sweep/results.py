@@ -7,26 +7,26 @@ from pathlib import Path
 import msgspec
 
 from sparring.experiment import write
-from sparring.sweep.journal import Standing, trial_name
+from sparring.search_space import show
+from sparring.sweep.journal import TrialStatus, trial_name
 from sparring.sweep.plan import Sweep
-from sparring.sweep.space import show
 from sparring.terminal import number
 
 __all__ = ["best_of", "columns", "ranked", "row", "write_all"]
 
 
-def ranked(sweep: Sweep, trials: Iterable[Standing]) -> list[Standing]:
+def ranked(sweep: Sweep, trials: Iterable[TrialStatus]) -> list[TrialStatus]:
     """The best first; those that failed or have no metric yet at the end."""
     sign = -1.0 if sweep.tune.mode == "max" else 1.0
 
-    def place(trial: Standing) -> tuple[bool, float, int]:
+    def place(trial: TrialStatus) -> tuple[bool, float, int]:
         out = trial.metric is None or trial.state == "failed"
         return out, 0.0 if trial.metric is None else sign * trial.metric, trial.number
 
     return sorted(trials, key=place)
 
 
-def best_of(sweep: Sweep, trials: Iterable[Standing]) -> Standing | None:
+def best_of(sweep: Sweep, trials: Iterable[TrialStatus]) -> TrialStatus | None:
     first = next(iter(ranked(sweep, trials)), None)
     return None if first is None or first.metric is None or first.state == "failed" else first
 
@@ -41,7 +41,7 @@ def columns(sweep: Sweep) -> list[str]:
     return [">trial", "state", f">{sweep.tune.metric}", *values, ">iterations", ">steps", ">seconds", *copied]
 
 
-def row(sweep: Sweep, trial: Standing) -> list[str]:
+def row(sweep: Sweep, trial: TrialStatus) -> list[str]:
     copied = "" if trial.source is None else f"{trial_name(trial.source)} (of {trial.copies})"
     return [
         trial_name(trial.number),
@@ -55,7 +55,7 @@ def row(sweep: Sweep, trial: Standing) -> list[str]:
     ]
 
 
-def write_all(sweep: Sweep, root: Path, trials: Sequence[Standing]) -> None:
+def write_all(sweep: Sweep, root: Path, trials: Sequence[TrialStatus]) -> None:
     from sparring.sweep.figure import draw
 
     order = ranked(sweep, trials)
@@ -66,7 +66,7 @@ def write_all(sweep: Sweep, root: Path, trials: Sequence[Standing]) -> None:
         draw(sweep, order, root / "sweep.png")
 
 
-def _write_csv(sweep: Sweep, path: Path, trials: Sequence[Standing]) -> None:
+def _write_csv(sweep: Sweep, path: Path, trials: Sequence[TrialStatus]) -> None:
     names = [axis.name for axis in sweep.axes]
     head = ["trial", "state", sweep.tune.metric, *names, "iterations", "steps", "seconds", "copied_from", "cause"]
     with path.open("w", newline="") as file:
@@ -80,7 +80,7 @@ def _write_csv(sweep: Sweep, path: Path, trials: Sequence[Standing]) -> None:
             writer.writerow([trial_name(t.number), t.state, metric, *values, *made, copied, t.cause])
 
 
-def _write_markdown(sweep: Sweep, path: Path, trials: Sequence[Standing]) -> None:
+def _write_markdown(sweep: Sweep, path: Path, trials: Sequence[TrialStatus]) -> None:
     tune, first = sweep.tune, sweep.first
     head = columns(sweep)
     lines = [

@@ -5,8 +5,8 @@ from collections import Counter
 
 from sparring.errors import InputError
 from sparring.experiment import Experiment
+from sparring.search_space import corners
 from sparring.sweep.plan import Sweep
-from sparring.sweep.space import corners
 
 __all__ = ["Bundle", "Node", "bundles", "learner_gpus", "require_room"]
 

@@ -10,13 +10,13 @@ from sparring.errors import InputError, SparringError
 from sparring.experiment import override
 from sparring.files import write_whole
 from sparring.runs.run import RUNS, alone
-from sparring.sweep.journal import Journal, Standing
+from sparring.sweep.journal import Journal, TrialStatus
 from sparring.sweep.plan import Sweep, read
 
 __all__ = ["begin", "carry_out", "reopen"]
 
 CHANGEABLE = ("tune.samples", "tune.parallel", "resources")  # of a sweep that has begun
-View = Callable[[], AbstractContextManager[Callable[[Iterable[Standing]], None]]]
+View = Callable[[], AbstractContextManager[Callable[[Iterable[TrialStatus]], None]]]
 
 
 def begin(file: Path, changes: Iterable[str] = (), out: Path | None = None) -> tuple[Sweep, Path]:
@@ -56,7 +56,7 @@ def reopen(root: Path, changes: Iterable[str] = ()) -> tuple[Sweep, Path]:
     return sweep, root
 
 
-def carry_out(sweep: Sweep, root: Path, view: View) -> tuple[list[Standing], bool]:
+def carry_out(sweep: Sweep, root: Path, view: View) -> tuple[list[TrialStatus], bool]:
     """All trials, as far as they came, with their results written; and whether all have ended. False: interrupted."""
     from sparring.sweep import results as report
 

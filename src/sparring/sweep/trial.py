@@ -84,16 +84,16 @@ class Trial(tune.Trainable):  # type: ignore[misc]  # Ray ships no types
         # One that had come to its end when the sweep was killed has nothing left to do but to say so.
         row = self.loop.directory.rows()[-1] if self.loop.done() else self.loop.step()
         keys = ("iteration", "steps", "time/total_s", self.metric)
-        told = {key: row[key] for key in keys if math.isfinite(row.get(key, math.nan))}
+        result = {key: row[key] for key in keys if math.isfinite(row.get(key, math.nan))}
         if opened and self.source is not None:
-            told["copied"] = self.source
+            result["copied"] = self.source
         if self.loop.done():
-            told |= {"done": True, "finished": True}  # the scheduler says "done" as well, when it stops one
+            result |= {"done": True, "finished": True}  # the scheduler says "done" as well, when it stops one
             self._require_metric()
             self._finish()
         elif self.loop.saved == self.loop.iteration:
             self._home.send()
-        return told
+        return result
 
     def _open(self) -> None:
         from sparring.training import loop

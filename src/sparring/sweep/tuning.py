@@ -20,10 +20,10 @@ import numpy as np
 
 from sparring.launch.ray_cluster import cause, connect, ray
 from sparring.runs.run import Run, is_run
-from sparring.sweep.journal import ENDED, Begun, Copied, Journal, Standing, directory, trial_name
+from sparring.search_space import Axis, Values
+from sparring.sweep.journal import ENDED, Begun, Copied, Journal, TrialStatus, directory, trial_name
 from sparring.sweep.plan import Sweep
 from sparring.sweep.room import Node, learner_gpus, require_room
-from sparring.sweep.space import Axis, Values
 from sparring.sweep.trial import Task, Trial
 from sparring.training.loop import asked_to_stop
 
@@ -51,7 +51,7 @@ ENDING = 60.0  # seconds that running trials get to end their iteration when the
 class Watcher(Protocol):
     """Who is told how the trials stand, again and again."""
 
-    def __call__(self, trials: Iterable[Standing]) -> None: ...
+    def __call__(self, trials: Iterable[TrialStatus]) -> None: ...
 
 
 def prepare(sweep: Sweep) -> None:
@@ -74,18 +74,18 @@ def run(sweep: Sweep, root: Path, journal: Journal, watcher: Watcher) -> bool:
     logging.getLogger("ray.tune").setLevel(logging.CRITICAL)  # what a person needs of it, we tell
     random.seed(sweep.seed)  # PBT draws from it
     task = Task(located(sweep), str(root.resolve()), ray.get_runtime_context().get_node_id(), gpus_of(sweep)[0])
-    told = msgspec.json.encode(task).decode()
+    task_json = msgspec.json.encode(task).decode()
     scheduler = create_scheduler(sweep)
     with asked_to_stop() as asked, tempfile.TemporaryDirectory(prefix="sparring-sweep-") as scratch:
         watch = _Watch(sweep, root, journal, scheduler, watcher, asked)
         space: dict[str, Any] = {}
         search = None
         if sweep.tune.search == "optuna":
-            search = _Suggest(sweep, journal, told)
+            search = _Suggest(sweep, journal, task_json)
             count = search.count
         else:
             count = 1
-            space = {"task": told, "trial": tune.grid_search(_waiting(sweep, root, journal))}
+            space = {"task": task_json, "trial": tune.grid_search(_waiting(sweep, root, journal))}
         tune.Tuner(
             Trial,
             param_space=space,
@@ -267,51 +267,51 @@ class _Watch(_Unkept, tune.Callback):  # type: ignore[misc]  # Ray ships no type
         for row in Run(path).rows():
             self.scheduler.on_trial_result(None, trial, row)
 
-    def _standing(self, trial: Any) -> Standing:
+    def _status_of(self, trial: Any) -> TrialStatus:
         return self.journal.trials[int(str(trial))]
 
     def running(self) -> set[int]:
         return {trial.number for trial in self.journal.trials.values() if trial.state == "running"}
 
     def on_trial_start(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
-        self._remind(trial, self._standing(trial).number)
+        self._remind(trial, self._status_of(trial).number)
 
     def on_trial_result(
         self, iteration: int, trials: list[Any], trial: Any, result: dict[str, Any], **info: Any
     ) -> None:
-        standing = self._standing(trial)
+        status = self._status_of(trial)
         if "failed" in result:
-            self.journal.add(standing.ended("failed", result["failed"]))
+            self.journal.add(status.ended("failed", result["failed"]))
             return
         if "copied" in result:
             values = trial.config["trial"]["values"]
-            self.journal.add(Copied(standing.number, int(result["copied"]), int(result["iteration"]), values))
-        standing.note(result, self.metric)
+            self.journal.add(Copied(status.number, int(result["copied"]), int(result["iteration"]), values))
+        status.note(result, self.metric)
         if "finished" in result:
-            self.finished.add(standing.number)
+            self.finished.add(status.number)
 
     def on_trial_complete(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
-        standing = self._standing(trial)
-        if standing.state in ENDED:
+        status = self._status_of(trial)
+        if status.state in ENDED:
             return
-        if standing.number in self.finished:
-            self.journal.add(standing.ended("done"))
+        if status.number in self.finished:
+            self.journal.add(status.ended("done"))
         elif self.asked.is_set():
-            standing.state = "unfinished"
+            status.state = "unfinished"
         else:
-            self.journal.add(standing.ended("stopped"))
+            self.journal.add(status.ended("stopped"))
 
     def on_trial_recover(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
         log.warning("the process of trial %s is lost: it goes on from its last checkpoint", trial)
 
     def on_trial_error(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
-        standing = self._standing(trial)
-        self.journal.add(standing.ended("failed", cause(trial.get_error())))
+        status = self._status_of(trial)
+        self.journal.add(status.ended("failed", cause(trial.get_error())))
 
     def on_step_end(self, iteration: int, trials: list[Any], **info: Any) -> None:
         for trial in trials:
-            if (standing := self._standing(trial)).state not in ENDED and not trial.is_finished():
-                standing.state = "running" if trial.status == "RUNNING" else "waiting"
+            if (status := self._status_of(trial)).state not in ENDED and not trial.is_finished():
+                status.state = "running" if trial.status == "RUNNING" else "waiting"
         self.watcher(self.journal.trials.values())
 
 

@@ -18,6 +18,7 @@ from sparring.experience import Fragment
 from sparring.files import write_whole
 from sparring.games import Box, Dict, Game, Space
 from sparring.games.catalog import load
+from sparring.networks.defaults import describe, kind_of
 from sparring.networks.policy import Policy
 from sparring.registry.manifest import DEFAULT_MODEL, DataSpan, Manifest
 from sparring.registry.registry import Registry, RegistryError
@@ -35,6 +36,7 @@ log = logging.getLogger("sparring.trainer")
 
 TURN = 0.25  # seconds of learning before looking at the store again
 PAGE = 2000  # fragments that are taken in at once
+COUNTED = 10_000  # fragments not taken in yet that are counted one by one, after an erasure
 PUBLISH_AGAIN = 5.0, 300.0  # seconds until a publication that failed is tried again: at first, and at most
 STATUS_AFTER = 5.0  # seconds without an update until the trainer says that it waits
 EVALUATION_LIMIT = 20.0  # seconds for a look at how good a policy is: other games wait meanwhile
@@ -63,7 +65,7 @@ class Replaced(Exception):
     """The game was deleted and declared anew: what was learned is another game's."""
 
 
-def algorithm_name(game: Game, settings: Settings) -> str | None:
+def algorithm_name(game: Game, settings: Settings) -> str:
     return settings.algorithm or algorithms.default_for(game)
 
 
@@ -82,15 +84,18 @@ class GameTrainer:
         self.store, self.registry, self.directory, self.game, self.settings = store, registry, directory, game, settings
         self.discard = discard or store.discard
         directory.mkdir(parents=True, exist_ok=True)
-        name = algorithm_name(game, settings)
-        if name is None:
-            raise InputError(f"no algorithm learns {type(game.action).__name__} actions yet")
-        chosen = checkpoint.hyperparameters(directory, name, game, settings.hyperparameters)
-        algorithm = algorithms.create(name, game, chosen)
+        self.algorithm = algorithm_name(game, settings)
+        chosen = checkpoint.hyperparameters(directory, self.algorithm, game, settings.hyperparameters)
+        self.hyperparameters = algorithms.complete(self.algorithm, chosen, game)
+        algorithm = algorithms.create(self.algorithm, game, chosen)
         use_threads(algorithm)
+        if algorithm.layers is not None:
+            network = f"network for {kind_of(game.observation)}: {describe(algorithm.layers)}"
+            log.info("%s: %s, %s", game.name, self.algorithm, network)
         self.learner = create(algorithm, settings.seed, settings.window_bytes)
         self.simulated, self.unsimulated = game.env is not None, ""  # why not, for people
         self.cursor = 0
+        self.passed = 0  # fragments that the store has up to the cursor: what was erased is not among them
         self.erasure, self.registration = store.erasure(game.name), store.registration(game.name)
         self.evaluation: float | None = None
         self.published: Manifest | None = None
@@ -120,10 +125,10 @@ class GameTrainer:
             checkpoint.remove(path)
             log.warning("%s: was deleted and declared anew: learning begins anew", self.game.name)
             return
-        if (meta["algorithm"], meta["schema"]) != (self.learner.algorithm.name, self.game.schema):
+        if (meta["algorithm"], meta["schema"]) != (self.algorithm, self.game.schema):
             raise InputError(
                 f"{path} belongs to {meta['algorithm']} on schema {meta['schema']}, now it is "
-                f"{self.learner.algorithm.name} on {self.game.schema}: move the directory away to start afresh"
+                f"{self.algorithm} on {self.game.schema}: move the directory away to start afresh"
             )
         fresh = self.learner.save()
         self.learner.restore(arrays, meta)
@@ -132,6 +137,8 @@ class GameTrainer:
             log.warning("%s: its checkpoint is of no use, learning begins anew: %s", self.game.name, why)
             return
         self.cursor, self.considered = meta["cursor"], meta["considered"]
+        self.passed = meta.get("passed", self.learner.fragments)
+        self._recount()
         self._refill(meta["window_start"])
         log.info("%s: going on at %s updates, %s steps", self.game.name, self.learner.updates, self.learner.steps)
 
@@ -156,7 +163,8 @@ class GameTrainer:
 
     def _state(self) -> tuple[dict[str, Any], dict[str, Any]]:
         arrays, meta = self.learner.save()
-        return arrays, meta | {"cursor": self.cursor, "considered": self.considered, "registration": self.registration}
+        meta |= {"algorithm": self.algorithm, "schema": self.game.schema, "registration": self.registration}
+        return arrays, meta | {"cursor": self.cursor, "passed": self.passed, "considered": self.considered}
 
     def checkpoint(self) -> None:
         checkpoint.save(self.directory / "checkpoint", *self._state())
@@ -177,7 +185,7 @@ class GameTrainer:
         tail = self.store.tail(self.game.name, self.cursor, PAGE)
         if tail.fragments:
             self.learner.take(tail.fragments, self.cursor)
-            self.cursor = tail.cursor
+            self.cursor, self.passed = tail.cursor, self.passed + len(tail.fragments)
         made = self.learner.learn(TURN)
         if (made or tail.fragments) and (why := self.learner.problem()) is not None:
             self._recover(before, why)
@@ -213,8 +221,28 @@ class GameTrainer:
         if mark == self.erasure:
             return
         self._reload(self.learner.window_start, renew=True)
+        self._recount()
         self.erasure = mark
         log.info("%s: play was erased; the recent play was read anew", self.game.name)
+
+    def _recount(self) -> None:
+        """What was erased may lie before the cursor or after it: `passed` follows from what is left after it. Of more
+        than COUNTED the rest is not counted; then `lag` may be too low until the trainer has caught up."""
+        total, after, behind = self.store.stats(self.game.name).fragments, self.cursor, 0
+        while behind < COUNTED:
+            tail = self.store.tail(self.game.name, after, PAGE)
+            if not tail.fragments:
+                self.passed = total - behind
+                return
+            after, behind = tail.cursor, behind + len(tail.fragments)
+        self.passed = min(self.passed, total - behind)
+
+    def _lag(self) -> int:
+        """Fragments that are stored and not taken in yet."""
+        total = self.store.stats(self.game.name).fragments
+        if self.store.tail(self.game.name, -1).cursor == self.cursor:  # asked after the total, which has nothing more
+            self.passed = total
+        return max(total - self.passed, 0)
 
     def _reload(self, start: int, renew: bool = False) -> None:
         self.learner.forget(renew)
@@ -226,7 +254,7 @@ class GameTrainer:
         end, (arrays, meta) = self.cursor, sound
         log.warning("%s: learning diverged (%s): back to the state before", self.game.name, why)
         self.learner.restore(arrays, meta)
-        self.cursor = meta["cursor"]
+        self.cursor, self.passed = meta["cursor"], meta["passed"]
         found = culprits.find(
             self.learner,
             lambda: (fragments for _, fragments in self._between(meta["window_start"], end)),
@@ -338,11 +366,11 @@ class GameTrainer:
         self.published = self.registry.publish(
             policy,
             model=DEFAULT_MODEL,
-            algorithm=learner.algorithm.name,
+            algorithm=self.algorithm,
             metrics=metrics,
             config={
                 name: value if isinstance(value, str | int | float) else msgspec.json.encode(value).decode()
-                for name, value in msgspec.structs.asdict(learner.config).items()
+                for name, value in msgspec.structs.asdict(self.hyperparameters).items()
             },
             parent=self.published.version if self.published else None,
             data=DataSpan(0, self.cursor, learner.fragments, learner.steps),
@@ -383,12 +411,12 @@ class GameTrainer:
         told = f"; {self.notice}" if self.notice and time.time() - self.noticed < NOTICE else ""
         return TrainerStatus(
             game=self.game.name,
-            algorithm=learner.algorithm.name,
+            algorithm=self.algorithm,
             state=state + self.trouble + self.unsaved + self.unsimulated + told,
             updates=learner.updates,
             updates_per_s=self.rate,
             steps=learner.steps,
-            lag=max(self.store.stats(self.game.name).fragments - learner.fragments, 0),
+            lag=self._lag(),
             window=learner.window,
             window_bytes=learner.window_bytes,
             loss=next((value for name, value in learner.metrics.items() if name.startswith("loss/")), None),

@@ -21,6 +21,7 @@ import msgspec
 from sparring.api import TrainerStatus
 from sparring.errors import SparringError
 from sparring.games import Game
+from sparring.heartbeat import Heartbeat
 from sparring.registry.registry import Registry
 from sparring.runs import checkpoint
 from sparring.store import Store, StoreAway, open_store
@@ -136,6 +137,7 @@ class Roster:
     def _list(self) -> None:
         try:
             games, paused = {game.name: game for game in self.store.games()}, self.store.paused()
+            unreadable = self.store.unreadable()
         except StoreAway:
             raise
         except SparringError as error:  # those that are known go on
@@ -145,7 +147,10 @@ class Roster:
             return
         self.unlisted = ""
         for name in self.places.keys() - games.keys():
-            self._remove(self.places.pop(name), "deleted")
+            if name in unreadable:  # not deleted: what was learned stays
+                self._set_aside(self.places[name], unreadable[name])
+            else:
+                self._remove(self.places.pop(name), "deleted")
         for name, game in games.items():
             place = self.places.get(name)
             if place is not None and place.game != game:  # deleted, and declared anew
@@ -164,6 +169,14 @@ class Roster:
             log.error("%s was %s, but %s cannot be removed: remove it", place.game.name, why, place.directory)
         else:
             log.info("%s was %s: what was learned of it is removed", place.game.name, why)
+
+    def _set_aside(self, place: Place, why: str) -> None:
+        """A game whose declaration cannot be read any more: no turns until it can."""
+        state = f"failed: {why}"
+        if place.trainer is not None:
+            self._unload(place, state)
+        place.paused = True
+        self._tell(place, state)
 
     def _pause(self, place: Place, paused: bool) -> None:
         if paused and place.trainer is not None:
@@ -276,7 +289,7 @@ class Roster:
         if known is not None and known.state == state and now - place.told_at < STATUS_EVERY:
             return
         if known is None:
-            known = TrainerStatus(place.game.name, algorithm_name(place.game, self.settings) or "none", state)
+            known = TrainerStatus(place.game.name, algorithm_name(place.game, self.settings), state)
         place.status = msgspec.structs.replace(known, state=state, updates_per_s=0.0, updated=time.time())
         place.told_at = now
         write_status(place.directory, place.status)
@@ -296,9 +309,11 @@ def run(
     parent: int | None = None,
     address: str | None = None,
     registry: str | None = None,
+    heartbeat: Heartbeat | None = None,
 ) -> None:
     """Trains every game of the store until SIGTERM or SIGINT, or until the process `parent` is gone. `address` and
-    `registry`: of another store and registry than the directory's own."""
+    `registry`: of another store and registry than the directory's own. `heartbeat`: for who watches us."""
+    heartbeat = heartbeat or Heartbeat(None)
 
     def over() -> bool:
         return stopping() or (parent is not None and os.getppid() != parent)
@@ -307,11 +322,13 @@ def run(
     while "://" not in address and not Path(address).exists():  # the gateway creates a store that is a file
         if over():
             return
+        heartbeat.beat()
         wait(POLL)
     with contextlib.closing(open_store(address, readonly=True)) as store:
         roster = Roster(data, store, Registry(registry or data / "registry"), settings, address)
         try:
             while not over():
+                heartbeat.beat()
                 roster.step()
         except Interrupted:  # out of an evaluation, whose game's state is as it was before
             pass
@@ -327,12 +344,14 @@ def main(words: list[str] | None = None) -> None:
     parser.add_argument("--parent", type=int, help="exit when this process, which started us, is gone")
     parser.add_argument("--settings", default="{}", help="Settings as JSON")
     parser.add_argument("--registry", help="where to publish; default: DATA/registry")
+    parser.add_argument("--beat", type=int, help="a pipe's number, for signs of life")
     args = parser.parse_args(words)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(message)s")
     jax.config.update("jax_compilation_cache_dir", str(args.data / "cache" / "jax"))  # type: ignore[no-untyped-call]
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.2)  # type: ignore[no-untyped-call]  # JAX's
     catch_signals()
-    run(args.data, msgspec.json.decode(args.settings, type=Settings), args.parent, args.store, args.registry)
+    settings = msgspec.json.decode(args.settings, type=Settings)
+    run(args.data, settings, args.parent, args.store, args.registry, Heartbeat(args.beat))
 
 
 if __name__ == "__main__":

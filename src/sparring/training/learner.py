@@ -12,8 +12,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from sparring.algorithms.protocol import Algorithm
 from sparring.algorithms.replay import Replay, row_bytes
-from sparring.algorithms.trajectories import pack
+from sparring.algorithms.trajectories import from_fragments
 from sparring.errors import InputError
 from sparring.experience import Columns, Fragment
 from sparring.games import Game
@@ -23,7 +24,7 @@ from sparring.networks.policy import CLIP, Policy
 from sparring.networks.spec import action_size, feature_shape
 from sparring.runs.checkpoint import flatten, unflatten
 
-__all__ = ["Learner", "ReplayLearner", "StoreLearner", "StreamLearner", "create"]
+__all__ = ["Learner", "OnPolicyLearner", "ReplayLearner", "StoreLearner", "create"]
 
 FUSED = 32  # updates per call: large enough to hide the dispatch, small enough to stay responsive
 FUSED_BYTES = 64 << 20  # of batches at most for one call, and of rows that are taken in at once
@@ -34,15 +35,15 @@ BATCH_BYTES = 256 << 20
 SETTLED = 1000  # observations after which the normaliser knows what is far away
 
 
-def create(algorithm: Any, seed: int = 0, window_bytes: int = WINDOW_BYTES) -> "StoreLearner":
+def create(algorithm: Algorithm, seed: int = 0, window_bytes: int = WINDOW_BYTES) -> "StoreLearner":
     """InputError for a game too large to learn: anybody may declare one."""
     require_small(algorithm)
     if algorithm.on_policy:
-        return StreamLearner(algorithm, seed)
+        return OnPolicyLearner(algorithm, seed)
     return ReplayLearner(algorithm, seed, window_bytes)
 
 
-def require_small(algorithm: Any) -> None:
+def require_small(algorithm: Algorithm) -> None:
     """Before anything is allocated: a field of a million values is four bytes on the wire, and four megabytes to
     learn from."""
     game, config = algorithm.game, algorithm.config
@@ -62,7 +63,7 @@ def require_small(algorithm: Any) -> None:
 class Learner:
     """An algorithm's state, normaliser and counters: what every way to learn has, and a checkpoint holds."""
 
-    def __init__(self, algorithm: Any, seed: int = 0) -> None:
+    def __init__(self, algorithm: Algorithm, seed: int = 0) -> None:
         self.algorithm, self.config, self.game = algorithm, algorithm.config, algorithm.game
         self.state = algorithm.init(jax.random.key(seed))
         self.rng = np.random.default_rng(seed)
@@ -76,8 +77,7 @@ class Learner:
         return float(self.algorithm.exploration(self.steps))
 
     def policy(self) -> Policy:
-        policy: Policy = self.algorithm.policy(self.state, self.normaliser_params, self.exploration)
-        return policy
+        return self.algorithm.policy(self.state, self.normaliser_params, self.exploration)
 
     @property
     def normaliser_params(self) -> dict[str, Array]:
@@ -130,7 +130,7 @@ def _finite(tree: Any) -> jax.Array:
 class StoreLearner(Learner):
     """Learns from what players sent, fragment by fragment."""
 
-    def __init__(self, algorithm: Any, seed: int = 0) -> None:
+    def __init__(self, algorithm: Algorithm, seed: int = 0) -> None:
         super().__init__(algorithm, seed)
         self.fragments = 0
         self._overflow = ""  # a loss that was not finite
@@ -241,8 +241,7 @@ class StoreLearner(Learner):
     def save(self) -> tuple[dict[str, Array], dict[str, Any]]:
         """Everything but the experience, which the store has."""
         arrays, meta = super().save()
-        kind = {"algorithm": self.algorithm.name, "schema": self.game.schema}
-        return arrays, meta | kind | {"fragments": self.fragments, "window_start": self.window_start}
+        return arrays, meta | {"fragments": self.fragments, "window_start": self.window_start}
 
     def restore(self, arrays: dict[str, Array], meta: dict[str, Any]) -> None:
         super().restore(arrays, meta)
@@ -252,7 +251,7 @@ class StoreLearner(Learner):
 class ReplayLearner(StoreLearner):
     """Off-policy: from a window of the newest experience, so many updates per step of it."""
 
-    def __init__(self, algorithm: Any, seed: int = 0, window_bytes: int = WINDOW_BYTES) -> None:
+    def __init__(self, algorithm: Algorithm, seed: int = 0, window_bytes: int = WINDOW_BYTES) -> None:
         super().__init__(algorithm, seed)
         row = row_bytes(self.game)
         self.capacity = max(min(self.config.replay, window_bytes // row), 2)
@@ -363,11 +362,11 @@ def _pieces(game: Game, fragment: Fragment, most: int) -> Iterator[tuple[Columns
         yield piece, fragment.terminated and last == fragment.steps
 
 
-class StreamLearner(StoreLearner):
+class OnPolicyLearner(StoreLearner):
     """On-policy: each step of experience once, the newest first to count. The recorded log-probabilities tell the
     algorithm how old the policies were that acted."""
 
-    def __init__(self, algorithm: Any, seed: int = 0) -> None:
+    def __init__(self, algorithm: Algorithm, seed: int = 0) -> None:
         super().__init__(algorithm, seed)
         self._waiting: deque[tuple[int, Fragment]] = deque()  # with the cursor before the page that it came with
         self._cursor = 0
@@ -416,7 +415,7 @@ class StreamLearner(StoreLearner):
 
     def _learn_from(self, fragments: Sequence[Fragment]) -> dict[str, Any]:
         columns = [f.columns(self.game) for f in fragments]
-        data = pack(self.game, columns, [f.terminated for f in fragments], steps=self.config.steps)
+        data = from_fragments(self.game, columns, [f.terminated for f in fragments], steps=self.config.steps)
         metrics = self.apply(data)
         self._observe(data.obs[:, :-1][data.mask])
         return metrics

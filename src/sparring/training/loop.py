@@ -9,49 +9,33 @@ import time
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 import numpy as np
 
-from sparring import algorithms
-from sparring.algorithms.protocol import Algorithm
 from sparring.callbacks import Callback, CallbackError, Progress, Registered
 from sparring.errors import GameError, InputError, SparringError, Unrenderable
-from sparring.experiment import Experiment, check_keys, explain, override, read, write
+from sparring.experiment import Experiment, override, read, write
 from sparring.export import onnx, weights
 from sparring.files import write_whole
 from sparring.games import Game, catalog
 from sparring.games.spec import Array
-from sparring.networks import defaults
 from sparring.networks.policy import Policy
-from sparring.networks.spec import Conv, Dense, Layer
 from sparring.runs import checkpoint, sinks, video
 from sparring.runs.live_view import Silent, View
 from sparring.runs.metrics import Row
 from sparring.runs.run import BEST, NO_POLICY, Best, Run, is_run, new_directory
+from sparring.training.choose import trainee_class
 from sparring.training.evaluate import LONGEST, play, summary
-from sparring.training.offline import Offline
-from sparring.training.trainee import OffPolicy, OnPolicy, Trainee
-from sparring.training.xla import use_compilation_cache, use_precision, use_threads
-
-if TYPE_CHECKING:
-    from sparring.rllib.bridge import Bridge
+from sparring.training.protocol import Trainee
 
 __all__ = ["INTERRUPTED", "Interrupted", "Loop", "begin", "reopen", "resume", "train"]
 
 log = logging.getLogger("sparring.training")
 INTERRUPTED = 75  # exit code after SIGTERM or Ctrl-C: a checkpoint was written, --resume goes on (EX_TEMPFAIL)
-CHANGEABLE = (
-    "stop",
-    "evaluation",
-    "checkpoint",
-    "runner",
-    "resources",
-    "callbacks",
-    "metrics",
-)  # of one that has begun
-OFFLINE = ("bc", "cql", "iql")  # they learn from others' play and have no way to explore
+# of an experiment that has begun
+CHANGEABLE = ("stop", "evaluation", "checkpoint", "runner", "resources", "callbacks", "metrics")
 ENDLESS = 4.0  # see `Loop._endless`
 SHORTEST = 100  # steps that an evaluation's episode has in any case
 RECENT = 20  # episodes that must have ended before their mean return can stop a run without evaluation
@@ -108,6 +92,8 @@ def begin(experiment: Experiment, view: View | None = None, callbacks: Iterable[
     """A new run that has not played yet."""
     experiment = Experiment.parse(experiment.to_builtins())  # Python checks no types
     game = catalog.load(experiment.game)
+    if experiment.source == "simulate" and (experiment.rollout.workers or experiment.runner == "ray"):
+        catalog.require_elsewhere(game)  # before there is a directory, and not by each worker
     asked, experiment = experiment.out, resolve(experiment, game)
     path = new_directory(experiment, game.name)
     experiment = msgspec.structs.replace(experiment, out=str(path))
@@ -165,45 +151,10 @@ def reopen(
     return loop
 
 
-def create_algorithm(experiment: Experiment, game: Game) -> Algorithm:
-    if experiment.is_rllib:
-        raise InputError(f"{experiment.name} is trained by RLlib: this is for Sparring's own algorithms")
-    hyperparameters(experiment)
-    return algorithms.create(experiment.name, game, experiment.hyperparameters)
-
-
 def resolve(experiment: Experiment, game: Game) -> Experiment:
     """With all hyperparameters, those it leaves out too: they follow from the game."""
-    algorithm = {"name": experiment.name, **msgspec.to_builtins(hyperparameters(experiment, game))}
+    algorithm = {"name": experiment.name, **trainee_class(experiment).hyperparameters(experiment, game)}
     return msgspec.structs.replace(experiment, algorithm=algorithm)
-
-
-def hyperparameters(experiment: Experiment, game: Game | None = None) -> msgspec.Struct | dict[str, Any]:
-    """All of the algorithm's, checked, with those that the experiment leaves out; without a game as for vectors.
-    RLlib's are checked by its bridge."""
-    if experiment.is_rllib:
-        return experiment.hyperparameters
-    config = algorithms.config_of(experiment.name)
-    check_keys(experiment.hyperparameters, config, "algorithm.")
-    for key in ("layers", "critic_layers"):
-        layers = experiment.hyperparameters.get(key)
-        for i, layer in enumerate(layers if isinstance(layers, list) else ()):
-            check_layer(layer, f"algorithm.{key}[{i}]")
-    given = experiment.hyperparameters
-    if game is not None:
-        given = algorithms.defaults(experiment.name, game, given) | given
-    try:
-        complete: msgspec.Struct = msgspec.convert(given, config)
-        return complete
-    except msgspec.ValidationError as error:
-        raise InputError(f"algorithm.{explain(error)}") from error
-
-
-def check_layer(layer: Any, path: str) -> None:
-    kinds: dict[Any, type[msgspec.Struct]] = {"dense": Dense, "conv": Conv}
-    if not isinstance(layer, dict) or layer.get("layer") not in kinds:
-        raise InputError(f"{path} is {layer!r}: say which `layer` it is, {' or '.join(kinds)}")
-    check_keys({key: value for key, value in layer.items() if key != "layer"}, kinds[layer["layer"]], f"{path}.")
 
 
 def create_trainee(experiment: Experiment, game: Game, logs: Path) -> Trainee:
@@ -211,32 +162,7 @@ def create_trainee(experiment: Experiment, game: Game, logs: Path) -> Trainee:
         raise InputError(f"{game.name} is a declared game: it cannot be simulated, so not evaluated (evaluation.every)")
     if experiment.checkpoint.video:
         video.require(game)
-    if experiment.is_rllib:
-        return load_bridge()(experiment, game)
-    return trainee_of(experiment, create_algorithm(experiment, game), logs)
-
-
-def trainee_of(experiment: Experiment, algorithm: Algorithm, logs: Path) -> Trainee:
-    """Any algorithm, ours or not, behind the loop's seam."""
-    game = algorithm.game
-    use_compilation_cache()
-    use_precision(experiment.precision)
-    use_threads(algorithm, experiment.rollout.workers if experiment.runner == "local" else 0)
-    if experiment.source == "store":
-        return Offline(experiment, algorithm, logs)
-    if game.env is None:
-        raise InputError(f"{game.name} is a declared game and cannot be simulated: learn it with `source: store`")
-    if experiment.name in OFFLINE:
-        raise InputError(f"{algorithm.name} learns from recorded play: use `source: store` and say which `store`")
-    return (OnPolicy if algorithm.on_policy else OffPolicy)(experiment, algorithm, logs)
-
-
-def load_bridge() -> "type[Bridge]":
-    try:
-        from sparring.rllib.bridge import Bridge
-    except ImportError as error:
-        raise InputError(f"rllib/… needs RLlib ({error}): pip install 'sparring[rllib]'") from error
-    return Bridge
+    return trainee_class(experiment)(experiment, game, logs)
 
 
 class Loop:
@@ -312,9 +238,8 @@ class Loop:
         opened = sinks.Sinks(self.directory.path, self.experiment, self.iteration)
         self.sinks = self.held.enter_context(closing(opened))
         self.held.enter_context(self.view.show(self.experiment, self.directory))
-        if (layers := self.experiment.algorithm.get("layers")) is not None and not self.experiment.is_rllib:
-            network = defaults.describe(msgspec.convert(layers, tuple[Layer, ...]))
-            self.view.say(f"network for {defaults.kind_of(self.trainee.game.observation)}: {network}")
+        if (network := self.trainee.network()) is not None:
+            self.view.say(f"network for {network}")
         self.held.callback(self.trainee.close)
         with self.game_log():
             self.trainee.open(self.states)

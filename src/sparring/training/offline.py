@@ -2,21 +2,25 @@
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
+from sparring.algorithms.protocol import Algorithm
 from sparring.errors import InputError
 from sparring.experience import Fragment
 from sparring.experiment import Experiment
 from sparring.games import Game
+from sparring.networks.policy import Policy
 from sparring.runs.metrics import Row
-from sparring.store import Store, open_store
-from sparring.training.trainee import OffPolicy, States
+from sparring.store import GameUnreadable, Store, open_store
+from sparring.training.protocol import States
+from sparring.training.trainee import OffPolicy
 
 __all__ = ["Offline", "recorded_play"]
 
 
 def recorded_play(store: Store, game: Game, experiment: Experiment) -> Iterator[Fragment]:
     """Everything of the game; InputError where there is none. On a cluster several readers bring it together."""
+    if why := store.unreadable().get(game.name):
+        raise GameUnreadable(why)
     schemas = {found.name: found.schema for found in store.games()}
     if schemas.get(game.name) != game.schema:
         names = ", ".join(schemas) or "none"
@@ -41,15 +45,18 @@ def _pieces(store: Store, game: Game, experiment: Experiment) -> Iterator[list[F
 class Offline(OffPolicy):
     """The replay window is filled once; an iteration is a number of updates."""
 
-    def __init__(self, experiment: Experiment, algorithm: Any, logs: Path) -> None:
+    def __init__(self, experiment: Experiment, game: Game, logs: Path) -> None:
+        super().__init__(experiment, game, logs)
+        self.fused = min(max(self.fused, 32), experiment.iteration)
+
+    @classmethod
+    def _check_source(cls, experiment: Experiment, algorithm: Algorithm) -> None:
         if algorithm.on_policy:
-            raise InputError(f"{algorithm.name} learns from fresh play: use `source: simulate`, or the live trainer")
+            raise InputError(f"{experiment.name} learns from fresh play: use `source: simulate`, or the live trainer")
         if experiment.stop.steps is not None:
             raise InputError("stop.steps counts play, of which `source: store` makes none: use stop.iterations")
         if experiment.stop.return_ is not None and not experiment.evaluation.every:
             raise InputError("stop.return is that of evaluations, as `source: store` plays none: set evaluation.every")
-        super().__init__(experiment, algorithm, logs)
-        self.fused = min(max(self.fused, 32), experiment.iteration)
 
     def open(self, states: States | None = None) -> None:
         pass  # nobody plays
@@ -79,7 +86,7 @@ class Offline(OffPolicy):
         self._learn()
         return self._row() | {"replay/transitions": len(self.replay)}
 
-    def policy(self) -> Any:
+    def policy(self) -> Policy:
         return self.algorithm.policy(self.state, self.normaliser_params, 0.0)
 
     @property

@@ -1,7 +1,8 @@
 """What the training loop, sweeps and measurements ask of whatever learns in a run: Sparring's own algorithms
-(`trainee.py`, `offline.py`) and RLlib's (`rllib/trainee.py`) alike."""
+(`trainee.py`, `offline.py`) and RLlib's (`rllib/bridge.py`) alike. `choose.py` decides which of them it is."""
 
 from abc import abstractmethod
+from pathlib import Path
 from typing import Any, Protocol
 
 from sparring.experiment import Experiment
@@ -22,9 +23,37 @@ class Trainee(Protocol):
     steps: int  # of play, since the run began
     updates: int  # of the parameters, since the run began
 
+    # Before there is one
+
+    @classmethod
+    @abstractmethod
+    def hyperparameters(cls, experiment: Experiment, game: Game | None = None) -> dict[str, Any]:
+        """All of the algorithm's, those that the experiment leaves out too, as the experiment would say them. Checked
+        each by itself; without a game as for vectors."""
+
+    @classmethod
+    @abstractmethod
+    def check(cls, experiment: Experiment, game: Game) -> None:
+        """Refuses what the algorithm refuses: spaces, and hyperparameters that do not go together. Starts nothing."""
+
+    @classmethod
+    @abstractmethod
+    def state_shapes(cls, experiment: Experiment, game: Game) -> dict[str, tuple[int, ...]]:
+        """Of what is learned: where these are equal one trainee's state fits another. May refuse."""
+
+    @abstractmethod
+    def __init__(self, experiment: Experiment, game: Game, logs: Path) -> None:
+        """Refuses as early as it can; starts nothing. `logs`: where processes of its own may write."""
+
+    # A run
+
     @abstractmethod
     def prepare(self) -> None:
         """What a new run needs before it begins; a resumed one has it in its checkpoint. May refuse."""
+
+    @abstractmethod
+    def network(self) -> str | None:
+        """The policy's network in words, for people; none: it cannot be told."""
 
     @abstractmethod
     def open(self, states: States | None = None) -> None:

@@ -3,26 +3,32 @@ each way to learn: off-policy from a replay window, on-policy from the newest pl
 
 import logging
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import jax
+import msgspec
 import numpy as np
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
+from sparring import algorithms
+from sparring.algorithms.protocol import Algorithm
 from sparring.algorithms.replay import END, TERMINAL, Replay, encode_action, encode_obs
 from sparring.algorithms.trajectories import Trajectories
 from sparring.errors import InputError
 from sparring.experiment import Experiment
-from sparring.games import Box
+from sparring.games import Box, Game
 from sparring.games.spec import Array
 from sparring.launch import load_ray
+from sparring.networks.defaults import describe, kind_of
 from sparring.rollout.pool import Block, Source, open_source, plan_for
+from sparring.runs.checkpoint import flatten
 from sparring.runs.metrics import Episodes, Phases, Row
 from sparring.training.learner import Learner
 from sparring.training.protocol import States, Trainee
+from sparring.training.xla import use_compilation_cache, use_precision, use_threads
 
-__all__ = ["OffPolicy", "OnPolicy", "States", "Trainee"]
+__all__ = ["AlgorithmTrainee", "OffPolicy", "OnPolicy"]
 
 log = logging.getLogger("sparring.training")
 FUSED_BYTES = 64 << 20  # of batches at most for one call
@@ -40,12 +46,18 @@ def device_mesh(count: int) -> Mesh | None:
     return Mesh(np.array(found[:count]), ("device",))
 
 
-class Own(Learner, Trainee):
-    """What both ways have in common."""
+class AlgorithmTrainee(Learner, Trainee):
+    """An algorithm of `sparring.algorithms.protocol`, ours or anybody's: what all ways to learn have in common."""
 
     parts = P("device")  # type: ignore[no-untyped-call]  # how data is divided between devices: by its first axis
 
-    def __init__(self, experiment: Experiment, algorithm: Any, logs: Path) -> None:
+    def __init__(self, experiment: Experiment, game: Game, logs: Path) -> None:
+        algorithm = algorithms.create(experiment.name, game, experiment.hyperparameters)
+        # Before the first array is made: see there.
+        use_compilation_cache()
+        use_precision(experiment.precision)
+        use_threads(algorithm, experiment.rollout.workers if experiment.runner == "local" else 0)
+        self._check_source(experiment, algorithm)
         super().__init__(algorithm, experiment.seed)
         self.experiment, self.logs = experiment, logs
         self.phases, self.episodes = Phases(), Episodes()
@@ -54,8 +66,34 @@ class Own(Learner, Trainee):
         self.masked = False  # whether it was told that masks are ignored
         self.source: Source | None = None
 
+    @classmethod
+    def hyperparameters(cls, experiment: Experiment, game: Game | None = None) -> dict[str, Any]:
+        found = algorithms.complete(experiment.name, experiment.hyperparameters, game)
+        return cast(dict[str, Any], msgspec.to_builtins(found))
+
+    @classmethod
+    def check(cls, experiment: Experiment, game: Game) -> None:
+        algorithms.create(experiment.name, game, experiment.hyperparameters)
+
+    @classmethod
+    def state_shapes(cls, experiment: Experiment, game: Game) -> dict[str, tuple[int, ...]]:
+        algorithm = algorithms.create(experiment.name, game, experiment.hyperparameters)
+        return {name: array.shape for name, array in flatten(algorithm.init(jax.random.key(0))).items()}
+
+    @classmethod
+    def _check_source(cls, experiment: Experiment, algorithm: Algorithm) -> None:
+        if algorithm.game.env is None:
+            name = algorithm.game.name
+            raise InputError(f"{name} is a declared game and cannot be simulated: learn it with `source: store`")
+        if algorithm.offline:
+            raise InputError(f"{experiment.name} learns from recorded play: use `source: store` and say which `store`")
+
     def prepare(self) -> None:
         self._require_cluster()
+
+    def network(self) -> str | None:
+        layers = self.algorithm.layers
+        return None if layers is None else f"{kind_of(self.game.observation)}: {describe(layers)}"
 
     def _require_cluster(self) -> None:
         """Here, not in `open`: Ray takes the signals when it starts, and the loop must have them."""
@@ -75,7 +113,7 @@ class Own(Learner, Trainee):
             steps=steps,
             slots=slots,
             seed=seed,
-            polite=not self.algorithm.on_policy,
+            low_priority=not self.algorithm.on_policy,
         )
         self.source = open_source(plan, self.experiment, self.logs, states)
         return self.source
@@ -138,14 +176,14 @@ class Own(Learner, Trainee):
             self.source.close()
 
 
-class OffPolicy(Own):
+class OffPolicy(AlgorithmTrainee):
     """Blocks go into the replay window as they come; each step of play allows so many updates. Workers play on while
     we learn, at most two blocks ahead: learning that is slower than play slows play down."""
 
     parts = P(None, "device")  # type: ignore[no-untyped-call]  # each batch, not the batches: they are learned one after the other
 
-    def __init__(self, experiment: Experiment, algorithm: Any, logs: Path) -> None:
-        super().__init__(experiment, algorithm, logs)
+    def __init__(self, experiment: Experiment, game: Game, logs: Path) -> None:
+        super().__init__(experiment, game, logs)
         rollout, c = experiment.rollout, self.config
         self.block_steps = rollout.steps or max(8, min(32, 256 // rollout.envs))
         self.replay = Replay(self.game, c.replay)
@@ -225,12 +263,12 @@ class OffPolicy(Own):
         self.debt = meta["debt"]
 
 
-class OnPolicy(Own):
+class OnPolicy(AlgorithmTrainee):
     """An iteration: every worker plays its share with the newest policy, then all of it is learned from. With
     `rollout.overlap` the next share is played meanwhile, one policy behind."""
 
-    def __init__(self, experiment: Experiment, algorithm: Any, logs: Path) -> None:
-        super().__init__(experiment, algorithm, logs)
+    def __init__(self, experiment: Experiment, game: Game, logs: Path) -> None:
+        super().__init__(experiment, game, logs)
         rollout = experiment.rollout
         self.overlap = rollout.overlap and rollout.workers > 0
         self.streams = max(rollout.workers, 1) * rollout.envs

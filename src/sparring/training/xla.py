@@ -39,12 +39,9 @@ def use_threads(algorithm: Algorithm, workers: int = 0) -> None:
 
 
 def _is_small(algorithm: Algorithm) -> bool:
-    """False for a network that is not described by `layers`: nobody knows what it computes."""
-    config = algorithm.config
-    layers = getattr(config, "layers", None)
-    if layers is None:
+    """False for a network that is not described by layers: nobody knows what it computes."""
+    if algorithm.layers is None:
         return False
-    batch = getattr(config, "minibatch", config.steps) if algorithm.on_policy else config.batch
-    shapes, _ = torso_shapes(algorithm.game.observation, layers)
+    shapes, _ = torso_shapes(algorithm.game.observation, algorithm.layers)
     dense = all(len(shape) <= 2 for shape in shapes.values())
-    return dense and batch * max((math.prod(shape) for shape in shapes.values()), default=0) < SMALL
+    return dense and algorithm.batch * max((math.prod(shape) for shape in shapes.values()), default=0) < SMALL

@@ -1,8 +1,5 @@
-"""The server as the client sees it: one request, one checked answer.
-
-Whatever comes back, from silence to an HTML page, is one of three things: an answer, `Refused` (a Sparring server
-understood and said no: final) or `Unavailable` (anything else: keep what you have and try later).
-"""
+"""A gateway as the client sees it: one request, one checked answer. Silence, an HTML page or a redirect are
+Unavailable; only a Sparring server's own no is Refused."""
 
 import email.utils
 import time
@@ -14,40 +11,33 @@ import msgspec
 import urllib3
 
 from sparring import __version__
-from sparring.api import Problem
-from sparring.errors import InputError, SparringError
+from sparring.api import Act, Actions, Problem, Uploaded
+from sparring.client.transports.base import (
+    ModelSource,
+    Refused,
+    SchemaMismatch,
+    Transport,
+    Unavailable,
+    UnknownGame,
+    Upload,
+    UploadTooLarge,
+)
+from sparring.errors import InputError
 from sparring.games import Game
+from sparring.registry.manifest import Manifest
 
-__all__ = ["Answer", "Refused", "SchemaMismatch", "Server", "Unavailable"]
+__all__ = ["Answer", "HttpConnection", "HttpTransport"]
 
 T = TypeVar("T")
 MAX_ANSWER = 16 << 20
 MAX_RETRY_AFTER = 600.0
 CONNECT_TIMEOUT = 3.0
+TOO_LARGE = 413
+JSON = {"Content-Type": "application/json"}
+MSGPACK = {"Content-Type": "application/msgpack", "Accept": "application/msgpack"}
+GZIPPED = {"Content-Type": "application/msgpack", "Content-Encoding": "gzip"}
 # Said by proxies and by a server that may let us in later: no judgement on what was sent.
 PASSING = (401, 403, 407, 408, 425, 429)
-
-
-class Unavailable(SparringError):
-    """No usable answer from the server. What was asked may be asked again."""
-
-    def __init__(self, message: str, retry_after: float | None = None, status: int | None = None) -> None:
-        super().__init__(message)
-        self.retry_after = retry_after
-        self.status = status
-
-
-class Refused(InputError):
-    """The server said no, and would again."""
-
-    def __init__(self, problem: Problem) -> None:
-        super().__init__(problem.detail or problem.title)
-        self.problem = problem
-        self.status = problem.status
-
-
-class SchemaMismatch(InputError):
-    """The server knows this game with other spaces than the client."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,8 +57,8 @@ class Answer:
             raise Unavailable(f"{self.origin} did not answer like a Sparring server ({error}): {start!r}") from error
 
 
-class Server:
-    game: Game | None = None  # whose play is uploaded
+class HttpConnection:
+    """To one server: keeps sockets open, and raises nothing but Refused and Unavailable."""
 
     def __init__(self, url: str, timeout: float = 10.0) -> None:
         try:
@@ -166,6 +156,89 @@ class Server:
         if status in (401, 407):
             detail = "it asks for a login, or knows not this one: write it into the address, https://USER:PASSWORD@…"
         raise Unavailable(f"{self.url} answered {status}: {detail}", wait, status)
+
+
+class HttpTransport(Transport):
+    """To a gateway."""
+
+    def __init__(self, address: str, timeout: float = 10.0) -> None:
+        self.connection = HttpConnection(address, timeout)
+        self.address, self.timeout = self.connection.url, timeout
+
+    def register(self, game: Game, timeout: float | None = None) -> Game:
+        try:
+            answer = self.connection.request(
+                "PUT", "games", game.name, body=game.to_json(), headers=JSON, timeout=timeout
+            )
+        except Refused as error:
+            if error.status == 409:
+                raise SchemaMismatch(str(error)) from error
+            raise
+        return answer.decode(Game)
+
+    def upload(self, game: Game, upload: Upload, timeout: float | None = None) -> Uploaded:
+        body = upload.body
+        try:
+            answer = self.connection.request(
+                "POST", "games", game.name, "fragments", body=body, headers=GZIPPED, timeout=timeout
+            )
+        except (Refused, Unavailable) as error:
+            if error.status == TOO_LARGE:  # whoever says so: often a proxy, with a page of its own
+                size = f"{len(body)} bytes are too large for {self.address}, or for a proxy before it"
+                raise UploadTooLarge(f"{size}: raise its limit (docs/proxy.md)", status=TOO_LARGE) from error
+            if isinstance(error, Refused) and error.status == 404:
+                raise UnknownGame(error.problem) from error
+            raise
+        return answer.decode(Uploaded)
+
+    def ping(self, game: Game, timeout: float | None = None) -> None:
+        self.connection.request("GET", "games", game.name, timeout=timeout)
+
+    def game(self, name: str) -> Game:
+        try:
+            return self.connection.request("GET", "games", name).decode(Game)
+        except Refused as error:
+            if error.status == 404:
+                raise UnknownGame(error.problem) from error
+            raise
+
+    def act(self, game: Game, ask: Act) -> Actions:
+        body = msgspec.msgpack.encode(ask)
+        return self.connection.request("POST", "games", game.name, "act", body=body, headers=MSGPACK).decode(Actions)
+
+    def models(self) -> ModelSource:
+        return GatewayModels(self.connection)
+
+    def close(self) -> None:
+        self.connection.close()
+
+
+class GatewayModels:
+    """The models that a gateway serves. The connection is its transport's to close."""
+
+    def __init__(self, connection: HttpConnection) -> None:
+        self._connection = connection
+
+    def latest(self, game: str, model: str, etag: str | None) -> tuple[Manifest, str | None] | None:
+        headers = {} if etag is None else {"If-None-Match": etag}
+        try:
+            answer = self._connection.request("GET", "games", game, "models", model, "latest", headers=headers)
+        except Refused as error:
+            if error.status == 404:
+                return None  # none published yet
+            raise
+        return None if answer.status == 304 else (answer.decode(Manifest), answer.headers.get("etag"))
+
+    def manifest(self, game: str, model: str, version: int) -> Manifest:
+        path = ("games", game, "models", model, str(version), "manifest")
+        return self._connection.request("GET", *path).decode(Manifest)
+
+    def file(self, manifest: Manifest, name: str, limit: int) -> bytes:
+        path = ("games", manifest.game.name, "models", manifest.model, str(manifest.version), "files", name)
+        return self._connection.request("GET", *path, limit=limit).body
+
+    def close(self) -> None:
+        pass
 
 
 def _problem(answer: Answer) -> Problem | None:

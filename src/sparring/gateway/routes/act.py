@@ -5,7 +5,7 @@ import asyncio
 import logging
 from collections import OrderedDict
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import numpy as np
@@ -19,12 +19,16 @@ from sparring.errors import InputError
 from sparring.games import Game
 from sparring.games.spec import NAME, Array, column
 from sparring.gateway.http import JSON, MSGPACK, Budget, Refusal, answer, decode, media_type, read_body
+from sparring.gateway.openapi import Operation
 from sparring.gateway.routes.games import Games
 from sparring.gateway.routes.models import POLICY, Models
 
-__all__ = ["Acting"]
+if TYPE_CHECKING:
+    from sparring.gateway.parts import Parts
 
-MAX_BODY = 2 << 20  # lists of anything, see ingest.Limits
+__all__ = ["Acting", "operations"]
+
+MAX_BODY = 2 << 20  # lists of anything, see fragments.Limits
 MAX_LOADED = 16  # policies in memory
 log = logging.getLogger(__name__)
 
@@ -128,3 +132,18 @@ def _observations(game: Game, obs: list[Any] | bytes) -> Array:
         return column(game.observation, obs)
     except (ValueError, TypeError, OverflowError) as error:
         raise Refusal(422, f"obs: {error}") from error
+
+
+def operations(parts: "Parts") -> list[Operation]:
+    return [
+        Operation(
+            "POST",
+            "/v1/games/{game}/act",
+            parts.acting.act,
+            "Actions for observations, answered in the encoding of the question",
+            {JSON: Actions, MSGPACK: Actions},
+            {JSON: Act, MSGPACK: Act},
+            errors=(404, 408, 409, 413, 415, 422),
+            example={"obs": [[0.0, 0.0, 0.0, 0.0]], "explore": True},
+        )
+    ]

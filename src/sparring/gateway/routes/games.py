@@ -2,25 +2,27 @@
 
 import asyncio
 import time
+from typing import TYPE_CHECKING
 
 import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
+from sparring.api import GameInfo
 from sparring.errors import InputError
-from sparring.games import Game
+from sparring.games import Box, Discrete, Game
 from sparring.games.spec import NAME
 from sparring.gateway.http import JSON, Budget, Refusal, answer, media_type, read_body
+from sparring.gateway.openapi import Operation
+from sparring.store.declarations import ADVICE, MAX_DECLARATION, DeclarationTooLarge, NoRoom, Room
 from sparring.store.protocol import Store
 
-__all__ = ["Games"]
+if TYPE_CHECKING:
+    from sparring.gateway.parts import Parts
 
-# Of declarations. One takes twenty times its bytes in memory, and 70 µs a KiB each time that the games are read.
-MAX_DECLARATION = 64 << 10  # without spaces and line breaks
-MAX_BODY = 4 * MAX_DECLARATION  # with them
-MAX_GAMES = 1000
-MAX_DECLARATIONS = 4 << 20  # bytes of all of them
-ADVICE = "give one bound for all elements instead of a list of them, and fewer fields"
+__all__ = ["Games", "operations"]
+
+MAX_BODY = 4 * MAX_DECLARATION  # with spaces and line breaks
 REST = 9  # a look at the store's games is followed by a rest of so many times what it took, …
 MAX_REST = 1.0  # … at most so many seconds
 
@@ -30,6 +32,7 @@ class Games:
         self._store = store
         self._budget = budget
         self._known: dict[str, Game] = {}
+        self._unreadable: dict[str, str] = {}  # games that are stored, but cannot be used: why
         self._next: asyncio.Task[list[Game]] | None = None  # a look that has not begun yet
         self._looking = asyncio.Lock()
         self._rested = 0.0  # when the next look may begin
@@ -41,6 +44,7 @@ class Games:
             await self.all()  # another process may have registered it
             game = self._known.get(name)
         if game is None:
+            self._require_readable(name)
             raise Refusal(
                 404, f"there is no game {name[:100]!r} here: see GET /v1/games, or register it with PUT /v1/games/NAME"
             )
@@ -60,16 +64,29 @@ class Games:
             self._next = None  # who asks from now on wants to know what comes after this one
             begin = time.monotonic()
             try:
-                games = await asyncio.to_thread(self._store.games)
+                games, unreadable = await asyncio.to_thread(self._read)
             finally:
                 now = time.monotonic()
                 self._rested = now + min(REST * (now - begin), MAX_REST)
-            self._known = {game.name: game for game in games}
+            self._known, self._unreadable = {game.name: game for game in games}, unreadable
             return games
+
+    def _read(self) -> tuple[list[Game], dict[str, str]]:
+        return self._store.games(), self._store.unreadable()
+
+    async def has(self, name: str) -> bool:
+        """Whether it is registered, also if its declaration cannot be read."""
+        return name in {game.name for game in await self.all()} or name in self._unreadable
+
+    def _require_readable(self, name: str) -> None:
+        """A 503 otherwise: clients keep their play until the game can be used again."""
+        if name in self._unreadable:
+            raise Refusal(503, self._unreadable[name], headers={"retry-after": "60"})
 
     def forget(self, name: str) -> None:
         """It was deleted."""
         self._known.pop(name, None)
+        self._unreadable.pop(name, None)
 
     async def put(self, request: Request) -> Response:
         name = request.path_params["game"]
@@ -84,9 +101,14 @@ class Games:
                 if known[name].schema != game.schema:
                     raise Refusal(409, _difference(known[name], game))
                 return answer(known[name])
-            _require_room(known, game)
+            self._require_readable(name)
             try:
+                Room(known.values(), len(self._unreadable)).require(game)
                 await asyncio.to_thread(self._store.register, game)
+            except DeclarationTooLarge as error:
+                raise Refusal(413, str(error)) from error
+            except NoRoom as error:
+                raise Refusal(507, str(error)) from error
             except InputError as error:  # another client was faster, with other spaces
                 raise Refusal(409, str(error)) from error
             await self.all()
@@ -94,19 +116,6 @@ class Games:
 
     async def show(self, request: Request) -> Response:
         return answer(await self.get(request.path_params["game"]))
-
-
-def _require_room(known: dict[str, Game], game: Game) -> None:
-    size, full = len(msgspec.json.encode(game)), ""
-    if size > MAX_DECLARATION:
-        raise Refusal(413, f"the declaration has {size} bytes, at most {MAX_DECLARATION} are allowed: {ADVICE}")
-    size += sum(len(msgspec.json.encode(other)) for other in known.values())
-    if len(known) >= MAX_GAMES:
-        full = f"this platform has {len(known)} games, and takes no more"
-    elif size > MAX_DECLARATIONS:
-        full = f"the games' declarations would take {size} bytes, at most {MAX_DECLARATIONS} are allowed"
-    if full:
-        raise Refusal(507, f"{full}: delete games that nobody plays (`sparring delete GAME`), or run another platform")
 
 
 def _difference(known: Game, asked: Game) -> str:
@@ -119,3 +128,27 @@ def _difference(known: Game, asked: Game) -> str:
         f"the game {known.name!r} exists with schema {known.schema}, yours is {asked.schema}: they differ in "
         f"{' and '.join(parts)[:2000]}. Use the spaces of GET /v1/games/{known.name}, or another name"
     )
+
+
+WRITES = (413, 415, 422, 507)
+CARTPOLE = Game("CartPole-v1", Box((4,)), Discrete(2), env="CartPole-v1")
+EXAMPLE_GAME = msgspec.json.decode(CARTPOLE.to_json())
+
+
+def operations(parts: "Parts") -> list[Operation]:
+    game = "/v1/games/{game}"
+    return [
+        Operation(
+            "PUT",
+            game,
+            parts.lifecycle.put,
+            "Register a game; again with the same spaces is fine",
+            {JSON: Game},
+            {JSON: Game},
+            {200: "It was there already", 201: "Registered"},
+            (408, 409, *WRITES),
+            example=EXAMPLE_GAME,
+        ),
+        Operation("GET", "/v1/games", parts.live.games, "All games", {JSON: list[GameInfo]}),
+        Operation("GET", game, parts.games.show, "A game's declaration", {JSON: Game}, errors=(404,)),
+    ]

@@ -4,22 +4,27 @@ its trainer sees that by itself."""
 import asyncio
 import logging
 from collections import OrderedDict
+from typing import TYPE_CHECKING
 
 import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
 from sparring.games.spec import NAME
-from sparring.gateway.http import Refusal, answer
+from sparring.gateway.http import JSON, Refusal, answer
 from sparring.gateway.live import Live
+from sparring.gateway.openapi import Operation
 from sparring.gateway.routes.act import Acting
-from sparring.gateway.routes.fragments import Ingest
+from sparring.gateway.routes.fragments import Uploads
 from sparring.gateway.routes.games import Games
 from sparring.gateway.routes.models import Models
 from sparring.registry.registry import RegistryError
 from sparring.store.protocol import NotRegistered, Store
 
-__all__ = ["Deleted", "Lifecycle", "Paused"]
+if TYPE_CHECKING:
+    from sparring.gateway.parts import Parts
+
+__all__ = ["Deleted", "Lifecycle", "Paused", "operations"]
 
 REMEMBERED = 1000  # deleted games
 log = logging.getLogger(__name__)
@@ -40,9 +45,11 @@ class Deleted(msgspec.Struct, frozen=True):
 
 
 class Lifecycle:
-    def __init__(self, store: Store, games: Games, models: Models, live: Live, ingest: Ingest, acting: Acting) -> None:
+    def __init__(
+        self, store: Store, games: Games, models: Models, live: Live, uploads: Uploads, acting: Acting
+    ) -> None:
         self._store, self._games, self._models = store, games, models
-        self._live, self._ingest, self._acting = live, ingest, acting
+        self._live, self._uploads, self._acting = live, uploads, acting
         self._deleted: OrderedDict[str, None] = OrderedDict()  # until they are declared again
         self._deleting: set[str] = set()
 
@@ -66,7 +73,7 @@ class Lifecycle:
         name = request.path_params["game"]
         if not NAME.fullmatch(name):
             raise Refusal(404, f"there is no game {name[:100]!r} here: see GET /v1/games")
-        known = name in {game.name for game in await self._games.all()}
+        known = await self._games.has(name)
         self._deleting.add(name)
         try:
             if known:
@@ -99,7 +106,7 @@ class Lifecycle:
         the latter again by themselves, and would undo the deletion."""
         name = request.path_params["game"]
         try:
-            return await self._ingest.upload(request)
+            return await self._uploads.upload(request)
         except NotRegistered:
             if name in {game.name for game in await self._games.all()}:
                 raise
@@ -130,3 +137,33 @@ class Lifecycle:
         self._models.forget(name)
         self._acting.forget(name)
         self._live.drop(name)
+
+
+def operations(parts: "Parts") -> list[Operation]:
+    game, lifecycle = "/v1/games/{game}", parts.lifecycle
+    return [
+        Operation(
+            "POST",
+            f"{game}/pause",
+            lifecycle.pause,
+            "Stop training a game; its play is still stored",
+            {JSON: Paused},
+            errors=(404, 507),
+        ),
+        Operation(
+            "POST",
+            f"{game}/resume",
+            lifecycle.resume,
+            "Train a paused game again",
+            {JSON: Paused},
+            errors=(404, 507),
+        ),
+        Operation(
+            "DELETE",
+            game,
+            lifecycle.delete,
+            "Delete a game: its declaration, its play and its published models",
+            {JSON: Deleted},
+            errors=(404, 507),
+        ),
+    ]

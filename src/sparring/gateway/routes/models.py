@@ -9,7 +9,7 @@ from collections import OrderedDict
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 from starlette.convertors import Convertor, register_url_convertor
@@ -20,11 +20,15 @@ from sparring.api import ModelInfo
 from sparring.errors import InputError
 from sparring.games.spec import NAME
 from sparring.gateway.http import JSON, Blob, Refusal, answer
+from sparring.gateway.openapi import ETAG, UNLESS_KNOWN, Operation
 from sparring.gateway.routes.games import Games
 from sparring.registry.manifest import Manifest
 from sparring.registry.registry import Registry, RegistryError
 
-__all__ = ["POLICY", "Latest", "Models"]
+if TYPE_CHECKING:
+    from sparring.gateway.parts import Parts
+
+__all__ = ["POLICY", "Latest", "Models", "operations"]
 
 T = TypeVar("T")
 log = logging.getLogger(__name__)
@@ -246,3 +250,45 @@ def _etag(digest: str) -> str:
 def _matches(request: Request, etag: str) -> bool:
     asked = request.headers.get("if-none-match", "")
     return any(tag.strip().removeprefix("W/") in (etag, "*") for tag in asked.split(",")) if asked else False
+
+
+def operations(parts: "Parts") -> list[Operation]:
+    models, model = parts.models, "/v1/games/{game}/models/{model}"
+    return [
+        Operation(
+            "GET",
+            "/v1/games/{game}/models",
+            models.list,
+            "The game's models",
+            {JSON: list[ModelInfo]},
+            errors=(404,),
+        ),
+        Operation(
+            "GET",
+            f"{model}/latest",
+            models.get_latest,
+            "The newest version's manifest",
+            {JSON: Manifest},
+            statuses=UNLESS_KNOWN,
+            errors=(404,),
+            headers=ETAG,
+        ),
+        Operation(
+            "GET",
+            model + "/{version:version}/manifest",
+            models.get_manifest,
+            "A version's manifest; never changes",
+            {JSON: Manifest},
+            errors=(404,),
+        ),
+        Operation(
+            "GET",
+            model + "/{version:version}/files/{name}",
+            models.get_file,
+            "A version's file; never changes",
+            {"application/octet-stream": bytes, "text/markdown": bytes, JSON: bytes},
+            statuses=UNLESS_KNOWN,
+            errors=(404,),
+            headers=ETAG,
+        ),
+    ]

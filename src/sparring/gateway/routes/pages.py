@@ -4,14 +4,19 @@ import asyncio
 import hashlib
 import re
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from starlette.requests import Request
 from starlette.responses import Response
 
 import sparring.dashboard
 from sparring.gateway.http import Refusal
+from sparring.gateway.openapi import ETAG, UNLESS_KNOWN, Operation
 
-__all__ = ["home", "static"]
+if TYPE_CHECKING:
+    from sparring.gateway.parts import Parts
+
+__all__ = ["home", "operations", "static"]
 
 FILES = Path(sparring.dashboard.__file__).parent / "static"
 TYPES = {
@@ -54,3 +59,19 @@ async def _file(request: Request, name: str) -> Response:
     if request.headers.get("if-none-match", "").removeprefix("W/") == etag:
         return Response(None, 304, headers)
     return Response(data, 200, headers, kind)
+
+
+def operations(parts: "Parts") -> list[Operation]:
+    return [
+        Operation("GET", "/", home, "The dashboard", {"text/html": bytes}, statuses=UNLESS_KNOWN, headers=ETAG),
+        Operation(
+            "GET",
+            "/static/{file}",
+            static,
+            "The dashboard's files",
+            {"*/*": bytes},
+            statuses=UNLESS_KNOWN,
+            errors=(404,),
+            headers=ETAG,
+        ),
+    ]

@@ -1,5 +1,5 @@
-"""The embedded store: one SQLite file, a row per fragment. Writing is `writer`'s (group commit, one thread), the tables
-are in `tables`; here is what callers see, and reading: any number of threads and processes, at any time (WAL)."""
+"""The embedded store: one SQLite file, a row per fragment. Writing is `writer`'s (group commit, one thread);
+here is what callers see, and reading: any number of threads and processes, at any time (WAL)."""
 
 import os
 import sqlite3
@@ -15,8 +15,8 @@ import numpy as np
 from sparring.errors import InputError, SparringError
 from sparring.experience import Fragment
 from sparring.games import Game
-from sparring.store import erasing, tables
 from sparring.store.arrival import Submission, decode, failed, refusal, stripes
+from sparring.store.declarations import Declarations
 from sparring.store.protocol import (
     Episode,
     NotRegistered,
@@ -28,8 +28,10 @@ from sparring.store.protocol import (
     Tail,
     VersionStats,
 )
-from sparring.store.tables import GAME, MODEL, PLACES, PLAYER, find_game
-from sparring.store.writer import Writer
+from sparring.store.sqlite import connection, erasing, game_table, quarantine_table, tables
+from sparring.store.sqlite.game_table import find_game
+from sparring.store.sqlite.tables import GAME, MODEL, PLACES, PLAYER
+from sparring.store.sqlite.writer import Writer
 
 __all__ = ["SqliteStore"]
 
@@ -43,8 +45,10 @@ class SqliteStore:
         self.path = Path(path)
         self._lock = threading.Lock()
         self._closed = False
+        self._declarations = Declarations(self.path)
         self._writer = None if readonly else Writer(self.path)
-        self._idle = [tables.open_reader(self.path)] if readonly else []  # connections that no thread reads with now
+        # Connections that no thread reads with now.
+        self._idle = [connection.open_reader(self.path)] if readonly else []
 
     def close(self) -> None:
         """Writes what was submitted, then closes. Twice is fine."""
@@ -57,7 +61,7 @@ class SqliteStore:
             db.close()
 
     def register(self, game: Game) -> None:
-        self._writing().call(lambda db: tables.register(db, game))
+        self._writing().call(lambda db: game_table.register(db, game))
 
     def append(self, fragments: Sequence[Fragment]) -> list[Outcome]:
         return self._writing().append(Submission(fragments))
@@ -73,7 +77,7 @@ class SqliteStore:
 
     def quarantine_from(self, source: str, totals: Mapping[str, int], newest: Sequence[Refused]) -> None:
         notes = [refusal(r.game, r.player, r.id, r.reason) for r in newest]
-        self._writing().call(lambda db: tables.note_from(db, source, totals, notes))
+        self._writing().call(lambda db: quarantine_table.note_from(db, source, totals, notes))
 
     def erase(self, game: str, player: str) -> int:
         """Some at a time, so that appends get through in between; then the bytes are removed from the files too."""
@@ -139,8 +143,15 @@ class SqliteStore:
         return self._writer
 
     def games(self) -> list[Game]:
+        return self._declared()[0]
+
+    def unreadable(self) -> dict[str, str]:
+        return self._declared()[1]
+
+    def _declared(self) -> tuple[list[Game], dict[str, str]]:
         with self._reading() as db:
-            return [Game.from_json(spec) for (spec,) in db.execute("SELECT spec FROM game ORDER BY name")]
+            rows = db.execute("SELECT name, spec FROM game ORDER BY name").fetchall()
+        return self._declarations.read(rows)
 
     def tail(self, game: str, after: int = 0, limit: int = 1000) -> Tail:
         with self._reading() as db:
@@ -204,9 +215,10 @@ class SqliteStore:
     def players(self, game: str, limit: int = 100) -> list[PlayerStats]:
         with self._reading() as db:
             rows = db.execute(
-                "SELECT name, fragments, steps, last_seen FROM tally WHERE game = ? AND kind = ?"
+                # The kind is written out: SQLite takes the index player_seen only when it can see that it applies.
+                f"SELECT name, fragments, steps, last_seen FROM tally WHERE game = ? AND kind = '{PLAYER}'"
                 " ORDER BY last_seen DESC LIMIT ?",
-                (find_game(db, game).key, PLAYER, limit),
+                (find_game(db, game).key, limit),
             )
             return [PlayerStats(*row) for row in rows]
 
@@ -236,11 +248,11 @@ class SqliteStore:
             if self._closed:
                 raise SparringError(f"the store {self.path} is closed")
             db = self._idle.pop() if self._idle else None
-        db = db or tables.open_reader(self.path)
+        db = db or connection.open_reader(self.path)
         try:
             yield db
         except sqlite3.Error as error:
-            raise tables.trouble(self.path, error) from error
+            raise connection.trouble(self.path, error) from error
         except msgspec.MsgspecError as error:
             raise SparringError(f"the store {self.path} holds a damaged fragment: {error}") from error
         finally:

@@ -1,62 +1,26 @@
-"""Where published versions are read: from a Sparring server, or straight from a public registry, a bucket that anybody
-may GET from. Nothing here judges what is read: `models.py` does."""
+"""Published versions straight from a public registry: a bucket that anybody may GET from. Nothing here judges what is
+read: `bots.py` does."""
 
 import hashlib
-from typing import Protocol
 
-from sparring.client.transports.http import Answer, Refused, Server, Unavailable
+from sparring.client.transports.base import Unavailable
+from sparring.client.transports.http import Answer, HttpConnection
 from sparring.errors import InputError
 from sparring.registry.manifest import Manifest, Pointer
 
-__all__ = ["OfBucket", "OfServer", "Published"]
+__all__ = ["BucketModels"]
 
 
-class Published(Protocol):
-    """Raises Unavailable (try later) or InputError (final), nothing else."""
-
-    def latest(self, game: str, model: str, etag: str | None) -> tuple[Manifest, str | None] | None:
-        """The newest version and a tag to ask with next time; none: nothing new since `etag`, or nothing at all."""
-
-    def manifest(self, game: str, model: str, version: int) -> Manifest: ...
-
-    def file(self, manifest: Manifest, name: str, limit: int) -> bytes: ...
-
-    def close(self) -> None: ...
-
-
-class OfServer:
-    def __init__(self, server: Server) -> None:
-        self._server = server
-
-    def latest(self, game: str, model: str, etag: str | None) -> tuple[Manifest, str | None] | None:
-        try:
-            answer = self._server.request("GET", "games", game, "models", model, "latest", headers=_unless(etag))
-        except Refused as error:
-            if error.status == 404:
-                return None  # none published yet
-            raise
-        return None if answer.status == 304 else (answer.decode(Manifest), answer.headers.get("etag"))
-
-    def manifest(self, game: str, model: str, version: int) -> Manifest:
-        return self._server.request("GET", "games", game, "models", model, str(version), "manifest").decode(Manifest)
-
-    def file(self, manifest: Manifest, name: str, limit: int) -> bytes:
-        path = ("games", manifest.game.name, "models", manifest.model, str(manifest.version), "files", name)
-        return self._server.request("GET", *path, limit=limit).body
-
-    def close(self) -> None:
-        """The server is the client's to close."""
-
-
-class OfBucket:
+class BucketModels:
     """Plain GETs, without credentials and without a server of ours."""
 
     def __init__(self, url: str, timeout: float = 10.0) -> None:
-        self._bucket = Server(url, timeout)
+        self._bucket = HttpConnection(url, timeout)
         self.url = self._bucket.url  # without a login
 
     def latest(self, game: str, model: str, etag: str | None) -> tuple[Manifest, str | None] | None:
-        answer = self._get("games", game, "models", model, "latest.json", headers=_unless(etag))
+        known = {} if etag is None else {"If-None-Match": etag}
+        answer = self._get("games", game, "models", model, "latest.json", headers=known)
         if answer is None or answer.status == 304:
             return None
         pointer = answer.decode(Pointer)
@@ -91,10 +55,6 @@ class OfBucket:
         if answer.status == 403:  # so S3 says to strangers, too, that there is no such key
             why += ": nothing is published there yet, or it is not public (`sparring registry init ADDRESS --public`)"
         raise Unavailable(why, status=answer.status)
-
-
-def _unless(etag: str | None) -> dict[str, str]:
-    return {} if etag is None else {"If-None-Match": etag}
 
 
 def _version(game: str, model: str, version: int) -> tuple[str, ...]:

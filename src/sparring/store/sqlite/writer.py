@@ -14,10 +14,10 @@ from typing import Any, Generic, TypeVar
 import msgspec
 
 from sparring.errors import InputError, SparringError
-from sparring.store import erasing, pages, tables
 from sparring.store.arrival import Submission
 from sparring.store.protocol import Outcome, StoreBusy, StoreFull
-from sparring.store.tables import Refusal
+from sparring.store.sqlite import connection, erasing, fragment_table, quarantine_table, scrubbing, tables
+from sparring.store.sqlite.quarantine_table import Refusal
 
 __all__ = ["Writer"]
 
@@ -61,18 +61,18 @@ class Writer:
     def __init__(self, path: Path) -> None:
         self.path = path
         self._turn = threading.Lock()  # guards the connection and the next three
-        self._db = tables.open_writer(path)
-        self._ledger = tables.Ledger()
+        self._db = connection.open_writer(path)
+        self._ledger = fragment_table.Ledger()
         self._written = 0  # bytes of log since the last checkpoint, about
         self._razing, left = erasing.unfinished(self._db)  # rows of deleted games, from a process that was killed
-        self._checkpointer = tables.connect(path)  # the thread's own
+        self._checkpointer = connection.connect(path)  # the thread's own
         self._lock = threading.Lock()  # guards the rest
         self._room = threading.Condition(self._lock)
         self._call_thread = threading.Condition(self._lock)  # not the same: a thread woken for nothing takes the GIL
         self._closed = False
         self._pending: deque[_Append | _Call[Any]] = deque()
         self._pending_bytes = 0
-        self._refusals: deque[Refusal] = deque(maxlen=tables.QUARANTINE)
+        self._refusals: deque[Refusal] = deque(maxlen=quarantine_table.QUARANTINE)
         self._refused: Counter[str] = Counter()
         self._scrub = left  # bytes of erased rows may be in the files
         self._wanted = self._razing or left  # there is something for the thread to do
@@ -115,13 +115,13 @@ class Writer:
         """Writes those there are; afterwards none from before the call is on its way."""
         with self._turn:
             with self._lock:
-                refusals, self._refusals = self._refusals, deque(maxlen=tables.QUARANTINE)
+                refusals, self._refusals = self._refusals, deque(maxlen=quarantine_table.QUARANTINE)
                 counts, self._refused = self._refused, Counter()
             if not refusals:
                 return
             try:
-                with tables.transaction(self._db):
-                    tables.note(self._db, refusals, counts)
+                with connection.transaction(self._db):
+                    quarantine_table.note(self._db, refusals, counts)
             except sqlite3.Error as error:
                 log.warning("%d refused fragments are not noted in %s yet: %s", counts.total(), self.path, error)
                 with self._lock:  # again with the next work
@@ -201,7 +201,8 @@ class Writer:
 
     def _commit(self, appends: list[_Append]) -> None:
         try:
-            answers = tables.append(self._db, self._ledger, [append.submission for append in appends], time.time())
+            submissions = [append.submission for append in appends]
+            answers = fragment_table.append(self._db, self._ledger, submissions, time.time())
         except Exception as error:  # noqa: BLE001  # told, and logged if nobody thought of it
             reason = self._trouble(error)
             if len(appends) > 1 and not isinstance(reason, StoreFull):  # one may be to blame: it shall fail alone
@@ -222,7 +223,7 @@ class Writer:
     def _commit_call(self, call: _Call[Any]) -> None:
         self._ledger.forget()
         try:
-            with tables.transaction(self._db):
+            with connection.transaction(self._db):
                 result = call.work(self._db)
         except InputError as error:
             call.future.set_exception(error)
@@ -234,7 +235,7 @@ class Writer:
     def _trouble(self, error: Exception) -> Exception:
         """What to tell those whose work failed."""
         if isinstance(error, sqlite3.Error | OverflowError):
-            return tables.trouble(self.path, error)
+            return connection.trouble(self.path, error)
         if isinstance(error, msgspec.MsgspecError):
             return SparringError(f"the store {self.path} holds a damaged fragment: {error}")
         return self._unexpected("some work failed", error)
@@ -251,7 +252,7 @@ class Writer:
             mode, patience = ("TRUNCATE", 1.0) if large else ("RESTART", 0.1)
             self._db.execute(f"PRAGMA busy_timeout = {patience * 1000:.0f}")
             self._db.execute(f"PRAGMA wal_checkpoint({mode})").fetchone()
-            self._db.execute(f"PRAGMA busy_timeout = {tables.PATIENCE * 1000:.0f}")
+            self._db.execute(f"PRAGMA busy_timeout = {connection.PATIENCE * 1000:.0f}")
         except (sqlite3.Error, OSError) as error:
             log.warning("the store %s could not be checkpointed, its log keeps growing: %s", self.path, error)
             return
@@ -303,7 +304,7 @@ class Writer:
             with self._turn:
                 if self._razing:
                     self._ledger.forget()
-                    with tables.transaction(self._db):
+                    with connection.transaction(self._db):
                         self._razing = erasing.raze(self._db)
                 elif not self._give_back():
                     done = self._clean()
@@ -339,7 +340,7 @@ class Writer:
         db.execute("PRAGMA busy_timeout = 100")
         if db.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()[0]:
             return None
-        with tables.transaction(db):
+        with connection.transaction(db):
             row = db.execute("SELECT pages FROM scrub").fetchone()
             if row is None:
                 return True
@@ -349,7 +350,7 @@ class Writer:
                 db.execute(f"PRAGMA {name}").fetchone() for name in ("page_size", "page_count", "auto_vacuum")
             ]
             last = min(row[0] + CLEANED, count)
-            pages.clean(self.path, size, row[0] + 1, last, mapped=mode != 0)
+            scrubbing.clean(self.path, size, row[0] + 1, last, mapped=mode != 0)
             # Whatever is written here has other connections forget the pages that they remember.
             db.execute("UPDATE scrub SET pages = ?", (last,)) if last < count else db.execute("DELETE FROM scrub")
         return False  # the log has what was just written: once more to empty it

@@ -7,7 +7,11 @@ from collections.abc import Sequence
 
 from sparring.experience import Fragment
 from sparring.store.arrival import Submission, decode, refusal
-from sparring.store.tables import MODEL, PLACES, PLAYER, digest, find_game, find_player, note, tallies
+from sparring.store.sqlite.game_table import find_game
+from sparring.store.sqlite.quarantine_table import note
+from sparring.store.sqlite.tables import MODEL, PLACES, PLAYER
+from sparring.store.sqlite.tally_table import find_player, tallies
+from sparring.store.sqlite.tombstone_table import bury
 
 __all__ = ["discard", "doom", "erase", "raze", "unfinished"]
 
@@ -54,7 +58,7 @@ def _remove(db: sqlite3.Connection, game: int, seqs: list[tuple[int]], gone: lis
         return
     _leave_bytes(db)
     db.executemany("DELETE FROM fragment WHERE seq = ?", seqs)
-    db.executemany("INSERT OR IGNORE INTO tombstone VALUES (?, ?)", [(game, digest(f.player, f.id)) for f in gone])
+    bury(db, game, gone)
     db.executemany(
         "UPDATE tally SET fragments = fragments - 1, steps = steps - ?, bytes = bytes - ?"
         " WHERE game = ? AND kind = ? AND name = ? AND version = ?",

@@ -1,0 +1,105 @@
+"""For load balancers and Prometheus."""
+
+import asyncio
+import time
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import msgspec
+from prometheus_client.core import Metric
+from starlette.requests import Request
+from starlette.responses import Response
+
+from sparring.errors import SparringError
+from sparring.gateway.http import JSON, Refusal, answer
+from sparring.gateway.openapi import Operation
+from sparring.gateway.prometheus import counter, gauge
+from sparring.stream.stream_store import StreamedStore
+
+if TYPE_CHECKING:
+    from sparring.gateway.parts import Parts
+
+__all__ = ["operations"]
+
+HEALTH_TIMEOUT = 2.0
+
+
+class Health(msgspec.Struct, frozen=True):
+    status: str
+
+
+def operations(parts: "Parts") -> list[Operation]:
+    state = _State(parts)
+    return [
+        Operation("GET", "/healthz", state.health, "Whether uploads can be stored", {JSON: Health}),
+        Operation("GET", "/metrics", state.get_metrics, "Prometheus metrics", {"text/plain": str}),
+    ]
+
+
+class _State:
+    def __init__(self, parts: "Parts") -> None:
+        self._parts = parts
+
+    async def health(self, request: Request) -> Response:
+        try:
+            async with asyncio.timeout(HEALTH_TIMEOUT):
+                await self._parts.games.all()
+        except (TimeoutError, OSError, SparringError) as error:
+            raise Refusal(503, f"the store does not answer: {error or 'it takes too long'}") from error
+        if (why := self._parts.uploads.failing) is not None:
+            raise Refusal(503, f"the newest upload could not be written: {why}", headers={"retry-after": "10"})
+        return answer(Health("ok"))
+
+    async def get_metrics(self, request: Request) -> Response:
+        rows = [(game.name, await self._parts.live.snapshot(game.name)) for game in await self._parts.games.all()]
+        totals = {
+            "fragments": "Fragments in the store.",
+            "steps": "Steps in the store.",
+            "players": "Players in the store.",
+            "bytes": "Bytes of columns in the store.",
+            "rejected": "Fragments ever put into quarantine.",
+        }
+        latest = [({"game": game}, s.latest) for game, s in rows if s.latest is not None]
+        lags = [({"game": game}, s.trainer.lag) for game, s in rows if s.trainer is not None]
+        taken = [
+            *(
+                gauge(f"sparring_store_{name}", about, [({"game": game}, getattr(s.stats, name)) for game, s in rows])
+                for name, about in totals.items()
+            ),
+            gauge("sparring_ingest_in_flight_bytes", "Bytes of request bodies in memory.", self._parts.budget.used),
+            gauge("sparring_watchers", "Open event streams.", self._parts.live.watchers),
+            gauge("sparring_latest_version", "Newest published version.", latest),
+            gauge("sparring_trainer_lag_fragments", "Fragments stored that the trainer has not taken in.", lags),
+            *self._stream_metrics(),
+        ]
+        return Response(self._parts.metrics.text(taken), media_type="text/plain; version=0.0.4")
+
+    def _stream_metrics(self) -> Iterator[Metric]:
+        """Of the way over a stream, if there is one: what this gateway put there, and the job behind it."""
+        counts: dict[str, tuple[str, float]] = {}
+        if isinstance(self._parts.store, StreamedStore):
+            put = self._parts.store.producer.counts
+            counts |= {
+                "put_fragments": ("Fragments that this gateway put onto the stream.", put.fragments),
+                "put_records": ("Records that they made.", put.records),
+                "put_bytes": ("Bytes of these records.", put.bytes),
+                "put_retries": ("Times that the stream did not take a record at once.", put.retried),
+            }
+        if (job := self._parts.live.stream()) is not None:
+            behind = job.behind(time.time())
+            yield gauge("sparring_stream_lag_seconds", "How far the ingest job is behind the stream's writers.", behind)
+            about = "How long the stream keeps a record, read or not."
+            yield gauge("sparring_stream_retention_seconds", about, job.retention)
+            counts |= {
+                "missing_seconds": ("Play that the stream forgot before it was read, in time.", job.missing),
+                "batches": ("Batches of the ingest job since it began.", job.batches),
+                "records": ("Records that it read.", job.records),
+                "bytes": ("Bytes of these records.", job.bytes),
+                "steps": ("Steps that it brought into the store.", job.steps),
+                "duplicates": ("Fragments that were there already.", job.duplicates),
+                "rejected": ("Fragments and records that it refused.", job.rejected),
+            }
+        for name, (about, value) in counts.items():
+            yield counter(f"sparring_stream_{name}", about, value)
+            # The name of version 0.1, which had them as gauges: alerts and charts go on.
+            yield gauge(f"sparring_stream_{name}", f"{about} (Use sparring_stream_{name}_total.)", value)

@@ -1,0 +1,312 @@
+"""Layers: what stands between a policy's observation and its head. Each is one entry with its renderings: JAX to
+learn, NumPy to act, ONNX to publish.
+
+Files name ours by a word and others by where they are:
+
+    layers: [{layer: dense, units: 64, activation: tanh}, {layer: my_layers:Gate, units: 64}]
+
+This module is light: what needs JAX imports it when it is called. `spec.torso_shapes`, `functions.torso`,
+`Policy.outputs` and `export.onnx` walk through a network's layers; none of them knows a layer by name.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Callable, Mapping
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import msgspec
+import numpy as np
+
+from sparring import plugins
+from sparring.errors import InputError
+from sparring.games.spec import Array
+from sparring.networks.activations import find_activation
+
+if TYPE_CHECKING:
+    import jax
+
+    from sparring.export.graph import Graph
+
+__all__ = [
+    "LAYERS",
+    "NORM_EPSILON",
+    "Conv",
+    "Dense",
+    "Layer",
+    "decode",
+    "decode_imported",
+    "find_layer",
+    "flatten",
+    "orthogonal",
+    "own",
+]
+
+LAYERS = {"dense": "sparring.networks.layers:Dense", "conv": "sparring.networks.layers:Conv"}
+NORM_EPSILON = 1e-5  # added to the variance
+GAIN = 2**0.5  # of weights before they are learned
+
+Shape = tuple[int, ...]
+
+
+class Layer:
+    """The base of every layer. One from outside is a frozen struct that says where it is found; its fields are what
+    files may set. A field `activation` names one of `networks/activations.py` or a `module:value`.
+
+        class Gate(Layer, msgspec.Struct, frozen=True, tag_field="layer", tag="my_layers:Gate"):
+            units: int
+            activation: str = "tanh"
+
+    It then has the methods below that raise NotImplementedError. Shapes are without the batch. Images are
+    (height, width, channels), in ONNX (channels, height, width). Parameters have names of one's own, such as "w" and
+    "b"; in files they are `torso.<place>.<name>`.
+
+    A form that comes later (Keras, TFLite, C, JavaScript) is one more method here, which raises `Unrenderable` unless
+    a layer has it, and one more entry of `export/formats.py`, which calls it.
+
+    A layer has no state yet. One that remembers (recurrent layers) will need: its state's shape as a method, None by
+    default; `apply_jax` and the function of `bind_numpy` that then take and give the state beside `x`; a `state` that
+    goes into and comes out of `Policy.act`, and inputs and outputs `state.<place>` of the ONNX graph; an actor that
+    clears it when an episode begins and keeps it with the first row of a block. Layers without a state stay as they
+    are.
+    """
+
+    __slots__ = ()
+    __struct_config__: ClassVar[Any]
+
+    # True: the input is flattened first. A critic's action joins the input of the first such layer.
+    takes_vector: ClassVar[bool] = True
+
+    @property
+    def kind(self) -> str:
+        """How files name it: `dense`, `my_layers:Gate`."""
+        return str(self.__struct_config__.tag)
+
+    def summary(self) -> str:
+        """Its settings in a few words, for people; the activation is not among them."""
+        assert isinstance(self, msgspec.Struct)
+        fields = {name: getattr(self, name) for name in self.__struct_fields__ if name != "activation"}
+        words = [name if value is True else str(value) for name, value in fields.items() if value is not False]
+        return " ".join(words)
+
+    def shapes(self, inputs: Shape) -> dict[str, Shape]:
+        """Names and shapes of what it learns.
+
+        :raises InputError: it cannot have such an input, or its settings make no sense.
+        """
+        raise NotImplementedError
+
+    def output(self, inputs: Shape) -> Shape:
+        """The shape that leaves it."""
+        raise NotImplementedError
+
+    def init(self, name: str, shape: Shape, rng: np.random.Generator) -> Array:
+        """How a parameter begins: weights "w" orthogonal with gain √2 (Saxe et al. 2014), all others 0."""
+        return GAIN * orthogonal(rng, shape) if name == "w" else np.zeros(shape, np.float32)
+
+    def apply_jax(self, params: Mapping[str, jax.Array], x: jax.Array) -> jax.Array:
+        """For learners: differentiable, compiled. Import JAX inside it: rollout workers load its module as well."""
+        raise NotImplementedError
+
+    def bind_numpy(self, params: Mapping[str, Array]) -> Callable[[Array], Array]:
+        """The function that acts: called at every step, so look up here what it needs. The arrays get new numbers in
+        place when a worker gets a new policy: compute nothing from them before it is called."""
+        raise NotImplementedError
+
+    def onnx(self, graph: Graph, params: Mapping[str, Array], x: str) -> str:
+        """Adds nodes to a graph and gives the name of their result. Bots refuse operators other than those of
+        `client/onnx_check.py`, so a policy with others cannot be published."""
+        raise NotImplementedError
+
+
+class Dense(Layer, msgspec.Struct, frozen=True, tag="dense", tag_field="layer", forbid_unknown_fields=True):
+    """`norm`: its numbers get mean 0 and deviation 1, row by row, before the activation (Ba et al. 2016, without scale
+    and shift of their own). Critics with it learn faster from replayed experience."""
+
+    units: int
+    activation: str = "relu"
+    norm: bool = False
+
+    def summary(self) -> str:
+        return f"{self.units}{' normalised' * self.norm}"
+
+    def shapes(self, inputs: Shape) -> dict[str, Shape]:
+        _check_sizes(self, self.units)
+        return {"w": (*inputs, self.units), "b": (self.units,)}
+
+    def output(self, inputs: Shape) -> Shape:
+        return (self.units,)
+
+    def apply_jax(self, params: Mapping[str, jax.Array], x: jax.Array) -> jax.Array:
+        from sparring.networks.functions import normalise_rows, product
+
+        z = product(x, params["w"]) + params["b"]
+        return find_activation(self.activation).apply_jax(normalise_rows(z) if self.norm else z)
+
+    def bind_numpy(self, params: Mapping[str, Array]) -> Callable[[Array], Array]:
+        w, b, activate, epsilon = params["w"], params["b"], _numpy(self.activation), np.float32(NORM_EPSILON)
+
+        def plain(x: Array) -> Array:
+            z = x @ w
+            z += b
+            return activate(z)
+
+        def normalised(x: Array) -> Array:
+            z = x @ w
+            z += b
+            return activate((z - z.mean(-1, keepdims=True)) / np.sqrt(z.var(-1, keepdims=True) + epsilon))
+
+        return normalised if self.norm else plain
+
+    def onnx(self, graph: Graph, params: Mapping[str, Array], x: str) -> str:
+        b, w = (graph.constant(params[name], name) for name in ("b", "w"))
+        x = graph.op("Gemm", x, w, b)
+        if self.norm:
+            x = graph.op("LayerNormalization", x, np.ones(self.units, np.float32), epsilon=NORM_EPSILON)
+        return find_activation(self.activation).onnx(graph, x)
+
+
+class Conv(Layer, msgspec.Struct, frozen=True, tag="conv", tag_field="layer", forbid_unknown_fields=True):
+    """Square kernel, no padding. Its weights are (kernel, kernel, in, out)."""
+
+    takes_vector: ClassVar[bool] = False
+
+    filters: int
+    kernel: int
+    stride: int = 1
+    activation: str = "relu"
+
+    def summary(self) -> str:
+        return f"{self.filters} {self.kernel}×{self.kernel}/{self.stride}"
+
+    def shapes(self, inputs: Shape) -> dict[str, Shape]:
+        _check_sizes(self, self.filters, self.kernel, self.stride)
+        if len(inputs) != 3:
+            raise InputError(f"it is a Conv, but its input is a flat vector of {inputs}: use Dense here")
+        h, w, channels = inputs
+        if min(h, w) < self.kernel:
+            raise InputError(f"a kernel of {self.kernel} does not fit its {h}×{w} input")
+        return {"w": (self.kernel, self.kernel, channels, self.filters), "b": (self.filters,)}
+
+    def output(self, inputs: Shape) -> Shape:
+        h, w = ((side - self.kernel) // self.stride + 1 for side in inputs[:2])
+        return h, w, self.filters
+
+    def apply_jax(self, params: Mapping[str, jax.Array], x: jax.Array) -> jax.Array:
+        from sparring.networks.functions import convolve
+
+        return find_activation(self.activation).apply_jax(convolve(x, params["w"], self.stride) + params["b"])
+
+    def bind_numpy(self, params: Mapping[str, Array]) -> Callable[[Array], Array]:
+        w, b, stride, activate = params["w"], params["b"], self.stride, _numpy(self.activation)
+        kernel = w.shape[:2]
+
+        def convolve(x: Array) -> Array:
+            windows = np.lib.stride_tricks.sliding_window_view(x, kernel, (1, 2))[:, ::stride, ::stride]
+            z = np.tensordot(windows, w, ((4, 5, 3), (0, 1, 2)))
+            z += b
+            return activate(z)
+
+        return convolve
+
+    def onnx(self, graph: Graph, params: Mapping[str, Array], x: str) -> str:
+        b = graph.constant(params["b"], "b")
+        w = graph.constant(params["w"].transpose(3, 2, 0, 1), "w")
+        x = graph.op("Conv", x, w, b, kernel_shape=[self.kernel] * 2, strides=[self.stride] * 2)
+        return find_activation(self.activation).onnx(graph, x)
+
+
+def _check_sizes(layer: Layer, *sizes: int) -> None:
+    """What the types cannot say when a layer is made in Python rather than decoded."""
+    if min(sizes) < 1:
+        raise InputError(f"{layer}: its sizes must be at least 1")
+
+
+def _numpy(activation: str) -> Callable[[Array], Array]:
+    return find_activation(activation).apply_numpy
+
+
+# Finding
+
+
+NEEDED = ("shapes", "output", "apply_jax", "bind_numpy", "onnx")
+
+
+@lru_cache(maxsize=256)
+def find_layer(name: str) -> type[Layer]:
+    """The layer that a name means.
+
+    :raises InputError: there is none, or it is not what a layer has to be; the error says what to write.
+    """
+    found = plugins.find("layer", name, LAYERS)
+    if not (isinstance(found, type) and issubclass(found, Layer) and issubclass(found, msgspec.Struct)):
+        raise InputError(f"layer {name!r} is {found!r}: it has to be a class of both Layer and msgspec.Struct")
+    config = found.__struct_config__
+    if (config.tag_field, config.tag, config.frozen) != ("layer", name, True):
+        raise InputError(f'layer {name!r}: declare its struct with frozen=True, tag_field="layer", tag="{name}"')
+    if missing := [method for method in NEEDED if getattr(found, method) is getattr(Layer, method)]:
+        raise InputError(f"layer {name!r} has no {', '.join(missing)}: see sparring.networks.layers.Layer")
+    return found
+
+
+def decode(kind: type, written: Any) -> Any:
+    """A layer as files write it → the layer: the `dec_hook` for msgspec of every type that has a `Layer` in it."""
+    if kind is not Layer:
+        raise NotImplementedError(f"{kind} is not read here")
+    if isinstance(written, Layer):  # it was made in Python
+        return written
+    name = written.get("layer") if isinstance(written, dict) else None
+    if not isinstance(name, str):
+        raise ValueError(f"{str(written)[:200]!r} is no layer: say which `layer` it is, {' or '.join(LAYERS)}")
+    try:
+        layer = msgspec.convert(written, find_layer(name))
+        hash(layer)  # algorithms are looked up by their hyperparameters
+        check_activation(layer)
+    except InputError as error:
+        raise ValueError(str(error)) from error
+    except TypeError as error:
+        raise ValueError(f"layer {name!r}: {error}. Use tuples in its fields, not lists") from error
+    except msgspec.ValidationError as error:
+        message, _, path = str(error).partition(" - at `$.")
+        raise ValueError(f"{path.rstrip('`')}: {message}" if path else message) from error
+    return layer
+
+
+def decode_imported(kind: type, written: Any) -> Any:
+    """As `decode`, for files that somebody else may have written: it imports nothing. What is not ours has to be
+    imported already by whoever reads."""
+    for value in written.values() if isinstance(written, dict) else ():
+        if isinstance(value, str) and plugins.is_outside(value) and value.partition(":")[0] not in sys.modules:
+            module = value.partition(":")[0]
+            raise ValueError(f"it needs {value!r}: import {module!r} before, if you trust it")
+    return decode(kind, written)
+
+
+def check_activation(layer: Layer) -> None:
+    """:raises InputError: a layer's field `activation` names nothing."""
+    if isinstance(name := getattr(layer, "activation", None), str):
+        find_activation(name)
+
+
+# What renderings share
+
+
+def flatten(x: Array) -> Array:
+    """Rows of numbers; written so that an empty batch has a shape too."""
+    return x if x.ndim == 2 else x.reshape(len(x), math.prod(x.shape[1:]))
+
+
+def own(params: Mapping[str, Any], prefix: str) -> dict[str, Any]:
+    """One layer's parameters by its own names: those that begin with `prefix`, without it."""
+    return {name.removeprefix(prefix): array for name, array in params.items() if name.startswith(prefix)}
+
+
+def orthogonal(rng: np.random.Generator, shape: Shape) -> Array:
+    """All axes but the last are rows."""
+    rows, columns = math.prod(shape[:-1]), shape[-1]
+    tall = rng.standard_normal((max(rows, columns), min(rows, columns)))
+    q, r = np.linalg.qr(tall)
+    q = (q * np.sign(np.diag(r))).astype(np.float32)  # so that every orthogonal matrix is as likely
+    return (q if rows >= columns else q.T).reshape(shape)

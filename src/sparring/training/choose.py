@@ -1,0 +1,26 @@
+"""Who learns in a run: the one place that decides. Everything behind it asks the `Trainee`."""
+
+from sparring import algorithms
+from sparring.errors import InputError
+from sparring.experiment import Experiment
+from sparring.training.offline import Offline
+from sparring.training.protocol import Trainee
+from sparring.training.trainee import OffPolicy, OnPolicy
+
+__all__ = ["trainee_class"]
+
+RLLIB = "rllib/"  # what the names of RLlib's algorithms begin with
+
+
+def trainee_class(experiment: Experiment) -> type[Trainee]:
+    """:raises InputError: there is no such algorithm, or RLlib is not installed."""
+    if experiment.name.startswith(RLLIB):
+        try:
+            from sparring.rllib.bridge import Bridge
+        except ImportError as error:
+            raise InputError(f"rllib/… needs RLlib ({error}): pip install 'sparring[rllib]'") from error
+        return Bridge
+    algorithm = algorithms.find(experiment.name)
+    if experiment.source == "store":
+        return Offline
+    return OnPolicy if algorithm.on_policy else OffPolicy

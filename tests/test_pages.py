@@ -1,0 +1,77 @@
+"""The pages: links lead somewhere, lines can be read, everything is found from the README."""
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from wrapped_page import WIDEST, wrapped
+
+ROOT = Path(__file__).parents[1]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
+pages = pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+
+
+def prose(page: Path) -> Iterator[tuple[int, str]]:
+    """Lines with their numbers, without blocks of code."""
+    code = False
+    for number, line in enumerate(page.read_text().splitlines(), 1):
+        if line.lstrip().startswith("```"):
+            code = not code
+        elif not code:
+            yield number, line
+
+
+def anchors(page: Path) -> set[str]:
+    """As GitHub makes them of headings."""
+    headings = (line.lstrip("#").strip() for _, line in prose(page) if re.match(r"#+ ", line))
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+def links(page: Path) -> Iterator[tuple[int, str]]:
+    for number, line in prose(page):
+        yield from ((number, link) for link in LINK.findall(line) if not re.match(r"[a-z]+:", link))
+
+
+@pages
+def test_links_lead_somewhere(page: Path) -> None:
+    for number, link in links(page):
+        path, _, anchor = link.partition("#")
+        target = (page.parent / path).resolve() if path else page
+        assert target.exists(), f"line {number}: there is no {path}"
+        if anchor and target.suffix == ".md":
+            assert anchor in anchors(target), f"line {number}: {target.name} has no heading {anchor!r}"
+
+
+@pages
+def test_lines_can_be_read(page: Path) -> None:
+    for number, line in prose(page):
+        bare = re.sub(r"!?\[[^\]]*\]\([^)]*\)|`[^`]+`|<!--.*-->", "", line).strip()  # these are not broken
+        if len(line) > WIDEST and not line.startswith(("|", "#")) and re.search(r"\s", bare):
+            pytest.fail(f"line {number} has {len(line)} characters: python tests/wrapped_page.py {page.name}")
+
+
+def test_wrapping_keeps_what_a_page_says() -> None:
+    page = (
+        "# A heading that may be as long as it likes to be, because nobody can break it in two, nor should anybody\n\n"
+        "- An item with `code that is not broken` and [a link that is not broken](https://example.org/somewhere) and"
+        " more\n  of it on the next line - with a dash.\n\n| a table | stays |\n\n```sh\nas  it   is\n```\n"
+    )
+    once = wrapped(page)
+    assert once.split() == page.split()
+    assert "```sh\nas  it   is\n```\n" in once
+    assert "[a link that is not broken](https://example.org/somewhere)" in once
+    assert once.splitlines()[3].startswith("  ")
+    assert max(map(len, once.splitlines()[1:])) <= WIDEST
+    assert wrapped(once) == once
+
+
+def test_every_page_is_two_hops_from_the_readme() -> None:
+    def linked(page: Path) -> set[Path]:
+        return {(page.parent / link.partition("#")[0]).resolve() for _, link in links(page)}
+
+    first = linked(ROOT / "README.md")
+    second = {target for page in first if page.suffix == ".md" for target in linked(page)}
+    lost = [str(page.relative_to(ROOT)) for page in PAGES[1:] if page not in first | second and page.name != "index.md"]
+    assert not lost
