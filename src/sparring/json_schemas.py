@@ -5,13 +5,14 @@ import inspect
 import re
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from typing import Any, cast
+from typing import Any
 
 import msgspec
 
 from sparring import algorithms
 from sparring.experiment import Experiment
 from sparring.games import Game
+from sparring.networks.activations import ACTIVATIONS
 from sparring.networks.layers import LAYERS, Layer, find_layer
 from sparring.search_space import KINDS
 from sparring.sweep.plan import SAME, Tune
@@ -29,7 +30,7 @@ OUTSIDE = r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$"  # module:Attribute
 def game() -> Schema:
     """Of a game's declaration (.json)."""
     schema, defs = _schema(Game)
-    defs["Game"]["additionalProperties"] = False  # `Game.declared`: a person's slip
+    defs["Game"]["additionalProperties"] = False  # in a file that a person writes, an unknown key is a typo
     return {"$schema": DIALECT, "title": "A game of Sparring", **schema, "$defs": defs}
 
 
@@ -44,10 +45,25 @@ def experiment() -> Schema:
         own["properties"] = {"name": {"const": name}, **own["properties"]}
         defs |= found | {name: own}
         rules.append({"if": _named({"const": name}), "then": {"$ref": REF.format(name=name)}})
+    defs |= _layers()
     ours = {"enum": list(algorithms.ALGORITHMS)}
     others = {"pattern": OUTSIDE, "type": "string"}, {"pattern": "^rllib/", "type": "string"}
     defs["Experiment"]["properties"]["algorithm"] |= _named({"anyOf": [ours, *others]}) | {"allOf": rules}
     return {"$schema": DIALECT, "title": "An experiment of Sparring", **schema, "$defs": defs}
+
+
+def _layers() -> dict[str, Schema]:
+    """`Layer`, and what it may be: one of ours, or anybody's."""
+    defs: dict[str, Schema] = {}
+    other = {"type": "object", "properties": {"layer": {"type": "string", "pattern": OUTSIDE}}, "required": ["layer"]}
+    for name in LAYERS:
+        schema, more = _schema(find_layer(name))
+        defs |= more
+        other = {"if": {"properties": {"layer": {"const": name}}, "required": ["layer"]}, "then": schema, "else": other}
+    for each in defs.values():
+        if "activation" in each["properties"]:
+            each["properties"]["activation"] |= {"anyOf": [{"enum": list(ACTIVATIONS)}, {"pattern": OUTSIDE}]}
+    return {**defs, "Layer": {"title": "A layer of a network", **other}}
 
 
 def _named(name: Schema) -> Schema:
@@ -93,10 +109,10 @@ def _searched() -> Schema:
     }
 
 
-def _schema(kind: type[msgspec.Struct]) -> tuple[Schema, dict[str, Schema]]:
+def _schema(kind: type) -> tuple[Schema, dict[str, Schema]]:
     """msgspec's, with a description of every field."""
-    (schema, *_), defs = msgspec.json.schema_components([kind, *_layers()], schema_hook=_layer, ref_template=REF)
-    for struct in (*_structs(msgspec.inspect.type_info(kind)), *_layers()):
+    (schema,), defs = msgspec.json.schema_components([kind], ref_template=REF, schema_hook=_hook)
+    for struct in _structs(msgspec.inspect.type_info(kind)):
         found = defs[struct.__name__]
         if "description" in found:
             found["description"] = _text(PARAM.sub("", inspect.cleandoc(found["description"])))
@@ -107,16 +123,10 @@ def _schema(kind: type[msgspec.Struct]) -> tuple[Schema, dict[str, Schema]]:
     return schema, defs
 
 
-def _layers() -> list[type[msgspec.Struct]]:
-    return [cast(type[msgspec.Struct], find_layer(name)) for name in LAYERS]
-
-
-def _layer(kind: type) -> Schema:
-    """Ours by their fields, others by their names."""
-    if kind is not Layer:
-        raise NotImplementedError(f"{kind} has no schema")
-    others = {"type": "object", "properties": {"layer": {"type": "string", "pattern": OUTSIDE}}, "required": ["layer"]}
-    return {"anyOf": [*({"$ref": REF.format(name=layer.__name__)} for layer in _layers()), others]}
+def _hook(kind: type) -> Schema:
+    if kind is Layer:
+        return {"$ref": REF.format(name="Layer")}
+    raise NotImplementedError
 
 
 def _structs(info: Any) -> Iterator[type[msgspec.Struct]]:

@@ -62,20 +62,28 @@ WRONG = {
     "a wrong choice": SMALL | {"runner": "slurm"},
     "no game": {"algorithm": {"name": "ppo"}},
     "a misspelt layer": SMALL | {"algorithm": {"name": "ppo", "layers": [{"layer": "dens", "units": 8}]}},
+    "a misspelt activation": SMALL
+    | {"algorithm": {"name": "ppo", "layers": [{"layer": "dense", "units": 8, "activation": "relo"}]}},
+    "a layer's misspelt key": SMALL | {"algorithm": {"name": "ppo", "layers": [{"layer": "dense", "unit": 8}]}},
     "return_ as in Python": SMALL | {"stop": {"return_": 1.0}},
 }
 
 
-def _read(data):
-    experiment = Experiment.parse(data)
-    algorithms.complete(experiment.name, experiment.hyperparameters)
+def create(data) -> None:
+    found = Experiment.parse(data)
+    algorithms.create(found.name, catalog.load(found.game), found.hyperparameters)
 
 
 @pytest.mark.parametrize("case", WRONG)
 def test_a_typo_is_refused(validators, case):
     assert not validators["experiment"].is_valid(WRONG[case])
     with pytest.raises(InputError):  # and Sparring agrees
-        _read(WRONG[case])
+        create(WRONG[case])
+
+
+def test_layers_from_elsewhere_fit(validators):
+    layers = [{"layer": "dense", "units": 8, "activation": "my_module:GELU"}, {"layer": "my_module:Gate", "x": 1}]
+    validators["experiment"].validate(SMALL | {"algorithm": {"name": "ppo", "layers": layers}})
 
 
 def test_algorithms_from_elsewhere_are_not_checked(validators):

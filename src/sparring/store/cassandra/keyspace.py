@@ -298,7 +298,7 @@ def _busy(error: Exception) -> bool:
 
 
 def _schema_of(name: str, declaration: str) -> str:
-    """"" where the declaration cannot be read: nothing fits it, and other games go on."""
+    """ "" where the declaration cannot be read: nothing fits it, and other games go on."""
     try:
         return read_declaration(name, declaration).schema
     except GameUnreadable:
