@@ -30,9 +30,8 @@ from obstore.store import LocalStore, from_url
 
 from sparring import files as disk
 from sparring.aws.s3 import Bucket
-from sparring.client import onnx_check
 from sparring.errors import InputError, SparringError
-from sparring.export import onnx, weights
+from sparring.export import onnx, onnx_check, weights
 from sparring.games.spec import NAME
 from sparring.networks.policy import Policy
 from sparring.registry.card import card
