@@ -27,8 +27,7 @@ types: .venv/.dev
 	.venv/bin/mypy
 
 docs: .venv/.docs  ## the site, in site/
-	.venv/bin/zensical build --strict --clean
-	cp -r src site/src # pages link to the files that they speak of
+	ZENSICAL=.venv/bin/zensical scripts/docs-site
 
 dist: .venv/.dev  ## what a release publishes: wheel and sdist in dist/, the list of what the platform is made of in sbom/
 	rm -rf dist sbom && mkdir sbom

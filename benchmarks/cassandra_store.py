@@ -30,9 +30,10 @@ from store import CASES, STEPS, uploads
 
 from sparring.experience import wire
 from sparring.games import Game
-from sparring.store import Outcome, keyspace
+from sparring.store import Outcome
 from sparring.store.arrival import encoder
-from sparring.store.cassandra import CassandraStore
+from sparring.store.cassandra import CassandraStore, migration
+from sparring.store.cassandra.keyspace import Address
 
 KEYSPACE = "benchmark"
 IN_FLIGHT = 8
@@ -215,7 +216,7 @@ def main() -> None:
             notes.append(line)
 
     with node(args.address) as (host, port):
-        keyspace.init(keyspace.Address.parse(f"cassandra://{host}:{port}/{KEYSPACE}"))
+        migration.init(Address.parse(f"cassandra://{host}:{port}/{KEYSPACE}"))
         say("| fragment | what | fragments/s | steps/s | MB/s | of the driver |\n|---|---|---|---|---|---|")
         for name, (game, count) in CASES.items():
             measure(host, port, name, game, max(int(count * args.scale / 2), 4), args.rounds, say)

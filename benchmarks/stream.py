@@ -37,7 +37,8 @@ from sparring.aws.kinesis import HASHES, Kinesis, Put, default_directory  # noqa
 from sparring.experience import Columns, Fragment, new_id, pack  # noqa: E402
 from sparring.games import Box, Discrete, Game  # noqa: E402
 from sparring.store import open_store  # noqa: E402
-from sparring.store.keyspace import Address, init  # noqa: E402
+from sparring.store.cassandra.keyspace import Address  # noqa: E402
+from sparring.store.cassandra.migration import init  # noqa: E402
 from sparring.stream.producer import Producer  # noqa: E402
 
 CASES = {

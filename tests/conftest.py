@@ -12,7 +12,8 @@ from servers import CassandraNode, cassandra_node
 from sparring.games import Game
 from sparring.networks.policy import Policy
 from sparring.networks.spec import Head, Layer, feature_shape, param_shapes
-from sparring.store import keyspace
+from sparring.store.cassandra import migration, schema
+from sparring.store.cassandra.keyspace import Address
 
 # Compiling takes the longest of all in tests of learning: workers and runs share what one of them compiled.
 os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(Path(__file__).parent.parent / ".pytest_cache" / "jax"))
@@ -88,7 +89,7 @@ def cassandra() -> Iterator[CassandraNode]:
 @pytest.fixture(scope="session")
 def cassandra_keyspace(cassandra: CassandraNode) -> str:
     address = f"cassandra://{cassandra.address}/tests"
-    keyspace.init(keyspace.Address.parse(address))
+    migration.init(Address.parse(address))
     with cassandra.session() as session:  # tables are then emptied without being written to disk first
         session.execute("ALTER KEYSPACE tests WITH durable_writes = false")
     return address
@@ -97,5 +98,5 @@ def cassandra_keyspace(cassandra: CassandraNode) -> str:
 @pytest.fixture
 def cassandra_address(cassandra: CassandraNode, cassandra_keyspace: str) -> str:
     """The address of an empty store."""
-    cassandra.empty("tests", keyspace.TABLES)
+    cassandra.empty("tests", schema.TABLES)
     return cassandra_keyspace

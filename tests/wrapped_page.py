@@ -49,14 +49,14 @@ def _filled(lines: list[str]) -> Iterator[str]:
     item = ITEM.match(lines[0])
     lead = item[0] if item else lines[0][: len(lines[0]) - len(lines[0].lstrip())]
     text = " ".join(line.strip() for line in [lines[0][len(lead) :], *lines[1:]])
-    line = ""
+    line: list[str] = []
     for word in TOKEN.findall(text):
-        if line and len(lead) + len(line) + 1 + len(word) > WIDEST and not MARKUP.match(word):
-            yield lead + line
-            lead, line = " " * len(lead), word
-        else:
-            line = f"{line} {word}" if line else word
-    yield lead + line
+        if line and len(lead) + len(" ".join([*line, word])) > WIDEST:
+            kept = [line.pop()] if MARKUP.match(word) and len(line) > 1 else []  # it follows a word, as before
+            yield lead + " ".join(line)
+            lead, line = " " * len(lead), kept
+        line.append(word)
+    yield lead + " ".join(line)
 
 
 if __name__ == "__main__":

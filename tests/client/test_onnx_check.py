@@ -12,11 +12,11 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from sparring.client import onnx_check
 from sparring.client.bot import Loaded
-from sparring.client.onnx_check import OPERATORS, check
 from sparring.errors import InputError
+from sparring.export import onnx_check
 from sparring.export.onnx import render
+from sparring.export.onnx_check import OPERATORS, check
 from sparring.games import Action, Box, Dict, Discrete, Game, MultiDiscrete, Space
 from sparring.games.spec import DTYPES
 from sparring.networks.activations import ACTIVATIONS
@@ -308,5 +308,5 @@ def test_random_bytes_are_refused() -> None:
 
 
 def test_needs_nothing_but_the_client() -> None:
-    code = "import sparring.client.onnx_check, sys; print({'onnx', 'jax', 'obstore', 'safetensors'} & set(sys.modules))"
+    code = "import sparring.export.onnx_check, sys; print({'onnx', 'jax', 'obstore', 'safetensors'} & set(sys.modules))"
     assert subprocess.check_output([sys.executable, "-c", code], text=True).strip() == "set()"

@@ -19,7 +19,7 @@ from starlette.requests import Request
 from sparring.errors import InputError, SparringError
 from sparring.experience import Fragment, wire
 from sparring.games import Box, Dict, Discrete, Game
-from sparring.gateway import http as gateway_http
+from sparring.gateway import endpoint
 from sparring.gateway.app import background, create_app
 from sparring.gateway.routes import fragments as ingest
 from sparring.gateway.routes import games
@@ -184,8 +184,8 @@ def test_many_players_behind_one_address_upload_at_once(port: int) -> None:
 
 @pytest.mark.real
 def test_a_body_that_begins_fast_and_then_drips_is_not_waited_for(port: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gateway_http, "PACE", 0.5)
-    monkeypatch.setattr(gateway_http, "BODY_TIMEOUT", 10 * DEADLINE)
+    monkeypatch.setattr(endpoint, "PACE", 0.5)
+    monkeypatch.setattr(endpoint, "BODY_TIMEOUT", 10 * DEADLINE)
     with socket.create_connection(("127.0.0.1", port), timeout=DEADLINE) as connection:
         connection.sendall(head(2 << 20) + bytes(1 << 20))
         end = time.monotonic() + DEADLINE
@@ -199,7 +199,7 @@ def test_a_body_that_begins_fast_and_then_drips_is_not_waited_for(port: int, mon
 
 @pytest.mark.real
 def test_a_body_that_comes_at_a_steady_pace_is_waited_for(port: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gateway_http, "PACE", 5.0)
+    monkeypatch.setattr(endpoint, "PACE", 5.0)
     body = wire.encode([fragment(9000)])
     with socket.create_connection(("127.0.0.1", port), timeout=DEADLINE) as connection:
         connection.sendall(head(len(body)))
@@ -214,7 +214,7 @@ def test_a_body_that_comes_at_a_steady_pace_is_waited_for(port: int, monkeypatch
     [("2001:db8::1", "2001:db8::ffff:1"), ("::ffff:10.0.0.1", "10.0.0.1"), ("fe80::1%eth0", "fe80::2%eth0")],
 )
 def test_the_addresses_of_one_customer_share_one_share(address: str, same: str) -> None:
-    budget = gateway_http.Budget(100)
+    budget = endpoint.Budget(100)
 
     def add(host: str) -> None:
         request = Request({"type": "http", "client": (host, 1), "headers": []})
@@ -222,7 +222,7 @@ def test_the_addresses_of_one_customer_share_one_share(address: str, same: str) 
 
     add(address)
     add("192.0.2.7")
-    with pytest.raises(gateway_http.Refusal, match="your address"):
+    with pytest.raises(endpoint.HTTPProblem, match="your address"):
         add(same)
     add("192.0.2.8")
 

@@ -81,7 +81,7 @@ def test_uploads_are_documented_in_full(document: dict[str, Any]) -> None:
 
 
 HELLO = """
-from sparring.gateway.http import JSON, answer
+from sparring.gateway.endpoint import JSON, answer
 from sparring.gateway.openapi import Operation
 
 

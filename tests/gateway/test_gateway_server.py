@@ -19,8 +19,7 @@ from gateway_process import DEADLINE, ask, gateway, port_of, problem_in, talk, u
 
 from sparring.errors import InputError
 from sparring.experience import wire
-from sparring.gateway import http as gateway_http
-from sparring.gateway import live
+from sparring.gateway import endpoint, live
 from sparring.gateway import server as gateway_server
 from sparring.gateway.app import background, create_app, serve
 from sparring.networks.policy import Policy
@@ -171,8 +170,8 @@ def test_headers_that_drip_end_with_408(url: str, monkeypatch: pytest.MonkeyPatc
 
 
 def test_a_body_that_drips_ends_with_408(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gateway_http, "BODY_TIMEOUT", 0.3)
-    monkeypatch.setattr(gateway_http, "LINGER", 0.1)
+    monkeypatch.setattr(endpoint, "BODY_TIMEOUT", 0.3)
+    monkeypatch.setattr(endpoint, "LINGER", 0.1)
     head = f"POST {UPLOAD} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/msgpack\r\n"
     for size in ("Transfer-Encoding: chunked", f"Content-Length: {2 << 20}"):
         assert problem_in(talk(port_of(url), f"{head}{size}\r\n\r\n".encode()))[0] == 408

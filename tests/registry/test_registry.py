@@ -19,8 +19,8 @@ import obstore
 import onnxruntime
 import pytest
 
-from sparring.client.onnx_check import check
 from sparring.errors import InputError, SparringError
+from sparring.export.onnx_check import check
 from sparring.games import Box, Dict, Discrete, Game
 from sparring.networks.policy import Policy
 from sparring.networks.spec import Dense, QValues

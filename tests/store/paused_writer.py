@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from sparring.experience import wire
-from sparring.store import StoreAway, StoreBusy, keyspace, open_store
+from sparring.store import StoreAway, StoreBusy, open_store
+from sparring.store.cassandra import keyspace
 
 keyspace.TIMEOUT = 2.0  # the pause is longer than that
 Keyspace = keyspace.Keyspace

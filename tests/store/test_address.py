@@ -6,7 +6,7 @@ import pytest
 
 from sparring.errors import InputError
 from sparring.store import open_store
-from sparring.store.keyspace import Address
+from sparring.store.cassandra.keyspace import Address
 from sparring.store.sqlite import SqliteStore
 
 

@@ -20,8 +20,8 @@ from sparring.cli.entry import app
 from sparring.errors import InputError, SparringError
 from sparring.experience import Fragment
 from sparring.experience.fragment import new_id
-from sparring.store import Outcome, Store, StoreAway, StoreBusy, buckets, heads, keyspace, open_store, order
-from sparring.store.cassandra import CassandraStore
+from sparring.store import GameUnreadable, NotRegistered, Outcome, Store, StoreAway, StoreBusy, open_store
+from sparring.store.cassandra import CassandraStore, buckets, heads, keyspace, migration, order, schema
 
 pytestmark = pytest.mark.real
 STORED, DUPLICATE, CONFLICT = Outcome.STORED, Outcome.DUPLICATE, Outcome.CONFLICT
@@ -205,21 +205,22 @@ class TestManyWriters:
 
 class TestWritersThatDie:
     @pytest.fixture
-    def half_written(self, opened: Callable[..., CassandraStore], monkeypatch) -> list[Fragment]:
+    def half_written(self, opened: Callable[..., CassandraStore], monkeypatch) -> Iterator[list[Fragment]]:
         """Claimed and put, never committed."""
-        batch, died = cut([2, 3, 4]), threading.Event()
+        batch, died, ended = cut([2, 3, 4]), threading.Event(), threading.Event()
 
-        def die(self: buckets.Writer, group: buckets._Group) -> None:
-            for future in group.futures:
-                future.result()
+        def die(*_: object) -> bool:
             died.set()
+            ended.wait()
+            raise StoreAway("it is dead")
 
         with monkeypatch.context() as patch:
-            patch.setattr(buckets.Writer, "_commit", die)
+            patch.setattr(heads, "advance", die)
             future = opened().submit(batch)
             assert died.wait(60)
         assert not future.done()
-        return batch
+        yield batch
+        ended.set()
 
     def test_what_it_did_not_commit_is_not_there(
         self, opened: Callable[..., CassandraStore], half_written: list[Fragment]
@@ -309,7 +310,7 @@ def test_a_connection_that_takes_no_more_for_a_moment_is_waited_for(opened: Call
     """Under load its socket is full, and the driver refuses to send anything."""
     store = opened()
     store.append([fragment()])
-    [pool] = store._keyspace._session.get_pools()
+    [pool] = store._keyspace.session.get_pools()
     connection = pool._connection
     connection._socket_writable = False
     threading.Timer(0.5, setattr, (connection, "_socket_writable", True)).start()
@@ -325,7 +326,7 @@ def test_nothing_of_an_erased_player_is_left(opened: Callable[..., CassandraStor
     assert store.erase("pole", "evelyn") == 6
     assert store.erase("maze", "evelyn") == 3
     with cassandra.session("tests") as session:
-        for table in keyspace.TABLES:
+        for table in schema.TABLES:
             rows = [str(row) for row in session.execute(f"SELECT * FROM {table}")]
             assert not [row for row in rows if "evelyn" in row], table
     other = opened(readonly=True)  # which had not looked before
@@ -421,7 +422,7 @@ def test_a_sample_while_everything_is_erased_ends(opened: Callable[..., Cassandr
     store.append([fragment(player="eve") for _ in range(20)])
 
     def erasing(self: keyspace.Keyspace, statement: str, *values: object, **options: Any) -> object:
-        if statement == "slice":
+        if statement == "block":
             monkeypatch.setattr(keyspace.Keyspace, "start", start)
             opened().erase("pole", "eve")
         return start(self, statement, *values, **options)
@@ -464,8 +465,11 @@ def test_another_process_follows_a_game_that_is_deleted_and_declared_again(
     assert len(everything(reader)) == 10
     store.delete_game("pole")
     with cassandra.session("tests") as session:
-        for table in keyspace.TABLES:
-            assert not [row for row in session.execute(f"SELECT * FROM {table}") if "pole" in str(row)], table
+        for table in schema.TABLES:
+            rows = [str(row) for row in session.execute(f"SELECT * FROM {table}")]
+            assert [row for row in rows if "pole" in row] == (
+                ["Row(name='pole', deleted=True, key=None, paused=None, spec=None)"] if table == "game" else []
+            )
         assert not list(session.execute("SELECT * FROM claims"))
     eventually(lambda: reader.registration("pole") == other.registration("pole") == "")
     assert everything(reader) == []
@@ -530,11 +534,11 @@ class TestOpening:
         with cassandra.session("tests") as session:
             session.execute("UPDATE version SET version = 99 WHERE key = 'store'")
             try:
-                for use in (open_store, lambda a: keyspace.init(keyspace.Address.parse(a))):
+                for use in (open_store, lambda a: migration.init(keyspace.Address.parse(a))):
                     with pytest.raises(InputError, match="version 99"):
                         use(cassandra_keyspace)
             finally:
-                session.execute(f"UPDATE version SET version = {keyspace.VERSION} WHERE key = 'store'")
+                session.execute(f"UPDATE version SET version = {schema.VERSION} WHERE key = 'store'")
 
     def test_readonly_writes_no_fragments(self, opened: Callable[..., CassandraStore]) -> None:
         reader = opened(readonly=True)
@@ -556,3 +560,23 @@ class TestOpening:
         sent = [fragment(steps=2000) for _ in range(5)] + [fragment(steps=100) for _ in range(100)]
         assert store.append(sent) == [STORED] * 105
         assert everything(store) == sent
+
+
+def test_a_declaration_that_cannot_be_read_stops_no_other_game(opened: Callable[..., CassandraStore]) -> None:
+    store = opened()
+    table = f"{store.address.keyspace}.game"
+    store._keyspace.session.execute(f"UPDATE {table} SET spec = '{{' WHERE name = 'pole' IF key != null")
+    store._games.forget("pole")
+    assert store.games() == [MAZE]
+    assert "cannot be read" in store.unreadable()["pole"]
+    with pytest.raises(GameUnreadable):
+        store.register(POLE)
+    with pytest.raises(NotRegistered):
+        store.append([fragment()])
+    assert store.append([fragment(game=MAZE)]) == [Outcome.STORED]
+    store.quarantine("pole", "anna", "f-1", "for a reason")
+    store.quarantine("maze", "anna", "f-2", "for a reason")
+    eventually(lambda: store.stats("maze").rejected == 1)
+    store.delete_game("pole")
+    store.register(POLE)
+    assert store.games() == [MAZE, POLE]

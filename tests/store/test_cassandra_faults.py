@@ -16,8 +16,9 @@ from store_samples import POLE, assert_counts, everything, fragment
 from sparring.experience import Fragment, wire
 from sparring.gateway.app import background, create_app
 from sparring.registry.registry import Registry
-from sparring.store import Outcome, StoreAway, keyspace, open_store
-from sparring.store.cassandra import CassandraStore
+from sparring.store import Outcome, StoreAway, open_store
+from sparring.store.cassandra import CassandraStore, migration
+from sparring.store.cassandra.keyspace import Address
 
 pytestmark = pytest.mark.real
 
@@ -71,7 +72,7 @@ def test_a_node_killed_under_load_loses_nothing_acknowledged(tmp_path: Path) -> 
     # With its defaults a single node forgets what it acknowledged up to 100 ms before a kill (docs/cassandra.md).
     with cassandra_node(commitlog="batch") as node:
         address = f"cassandra://{node.address}/faults"
-        assert "warning" not in keyspace.init(keyspace.Address.parse(address))
+        assert "warning" not in migration.init(Address.parse(address))
         with gateway(address, tmp_path) as url:
             uploaders = [Uploader(url) for _ in range(2)]
             for uploader in uploaders:
@@ -126,7 +127,7 @@ def test_one_of_three_nodes_killed_under_load(three_nodes: list[CassandraNode]) 
     """Copies: 3, consistency QUORUM: nobody has to wait for the third, and it gets what it missed."""
     address = f"cassandra://{','.join(node.address for node in three_nodes)}/faults"
     await_(lambda: all(_nodes_up(node) == 3 for node in three_nodes))
-    made = keyspace.init(keyspace.Address.parse(address))
+    made = migration.init(Address.parse(address))
     assert "copies: 3" in made
     assert "warning" not in made
     writers = [open_store(address) for _ in range(2)]

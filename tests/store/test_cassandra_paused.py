@@ -17,8 +17,8 @@ from servers import CassandraNode
 from store_samples import MAZE, POLE, assert_counts, everything, fragment
 
 from sparring.experience import Fragment, wire
-from sparring.store import Outcome, keyspace, open_store, order
-from sparring.store.cassandra import CassandraStore
+from sparring.store import Outcome, open_store
+from sparring.store.cassandra import CassandraStore, order, schema
 
 pytestmark = pytest.mark.real
 STORED, DUPLICATE = Outcome.STORED, Outcome.DUPLICATE
@@ -130,7 +130,7 @@ def test_two_erasers_one_of_them_paused_bring_nobody_back(
         assert_once(reader, left)
     assert [p.player for p in store.players("pole")] == ["charlotte"]
     with cassandra.session("tests") as session:
-        for table in keyspace.TABLES:
+        for table in schema.TABLES:
             rows = [str(row) for row in session.execute(f"SELECT * FROM {table}")]
             assert not [row for row in rows if "annabel" in row or "bartholomew" in row], table
     assert opened().append(batches[0]) == [

@@ -3,6 +3,7 @@
 import contextlib
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -13,8 +14,9 @@ from typer.testing import CliRunner
 from sparring.cli.entry import app
 from sparring.errors import InputError
 from sparring.experience import Fragment
-from sparring.store import Outcome, keyspace, open_store
-from sparring.store.rows import decode_block
+from sparring.store import Outcome, StoreAway, open_store
+from sparring.store.cassandra import heads, migration
+from sparring.store.cassandra.keyspace import Address
 
 pytestmark = pytest.mark.real
 STORED, DUPLICATE, CONFLICT = Outcome.STORED, Outcome.DUPLICATE, Outcome.CONFLICT
@@ -24,7 +26,7 @@ NAMES = ["ann-0", "ann-1", "ann-2", "ann-3"]
 @pytest.fixture
 def address(cassandra: CassandraNode, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     """Of a store of version 2: what is committed are four fragments of ann, four of bob and one of another game."""
-    monkeypatch.setattr(keyspace, "PIECE", 2)  # there are more rows than are read at once
+    monkeypatch.setattr(migration, "PIECE", 2)  # there are more rows than are read at once
     with cassandra.session() as session:
         session.execute("DROP KEYSPACE IF EXISTS older")
         replication = {"class": "NetworkTopologyStrategy", "replication_factor": "1"}
@@ -37,30 +39,22 @@ def address(cassandra: CassandraNode, monkeypatch: pytest.MonkeyPatch) -> Iterat
         session.execute("DROP KEYSPACE older")
 
 
-def to_version_1(cassandra: CassandraNode) -> None:
-    """Which had a table with a row per fragment."""
+def test_a_store_of_version_1_is_told_what_can_bring_it_along(cassandra: CassandraNode, address: str) -> None:
     with cassandra.session("older") as session:
-        session.execute(
-            "CREATE TABLE fragment (game text, day int, bucket int, place bigint, body blob,"
-            " PRIMARY KEY ((game, day, bucket), place))"
-        )
-        insert = session.prepare("INSERT INTO fragment (game, day, bucket, place, body) VALUES (?, ?, ?, ?, ?)")
-        for game, day, bucket, _, body in session.execute("SELECT game, day, bucket, place, body FROM block"):
-            block = decode_block(body)
-            for place, one in zip(block.places, block.fragments, strict=True):
-                session.execute(insert, (game, day, bucket, place, msgspec.msgpack.encode(one)))
-        session.execute("DROP TABLE block")
         session.execute("UPDATE version SET version = 1 WHERE key = 'store'")
+    with pytest.raises(InputError, match="a store of version 1, we need 3: run `sparring store init"):
+        open_store(address)
+    with pytest.raises(InputError, match=r"version 1: bring it to version 2 first, .* of Sparring 0\.1\.0"):
+        migration.init(Address.parse(address))
+    with cassandra.session("older") as session:
+        assert "key" not in session.cluster.metadata.keyspaces["older"].tables["game"].columns  # and left alone
 
 
-@pytest.mark.parametrize("version", [1, 2])
-def test_an_older_store_is_brought_along(cassandra: CassandraNode, address: str, version: int) -> None:
-    if version == 1:
-        to_version_1(cassandra)
-    with pytest.raises(InputError, match=rf"a store of version {version}, we need 3: run `sparring store init"):
+def test_an_older_store_is_brought_along(address: str) -> None:
+    with pytest.raises(InputError, match="a store of version 2, we need 3: run `sparring store init"):
         open_store(address)
     told = CliRunner().invoke(app, ["store", "init", address]).output
-    assert f"from version {version} to 3" in told
+    assert "from version 2 to 3" in told
     with contextlib.closing(open_store(address)) as store:
         assert store.games() == [MAZE, POLE]
         before = everything(store)
@@ -92,13 +86,29 @@ def test_an_older_store_is_brought_along(cassandra: CassandraNode, address: str,
         assert_counts(reader, MAZE)
 
 
-def test_a_migration_that_was_cut_short_is_finished(cassandra: CassandraNode, address: str) -> None:
-    to_version_1(cassandra)
-    for version in (1, 2):
-        keyspace.init(keyspace.Address.parse(address))
+@pytest.mark.parametrize("after", ["nothing", "a bucket", "everything"])
+def test_a_migration_that_was_cut_short_is_finished(
+    cassandra: CassandraNode, address: str, monkeypatch: pytest.MonkeyPatch, after: str
+) -> None:
+    advance, left = heads.advance, 0 if after == "nothing" else 1
+
+    def away(*args: Any) -> bool:
+        nonlocal left
+        if not left:
+            raise StoreAway("no answer")
+        left -= 1
+        return advance(*args)
+
+    if after == "everything":
+        migration.init(Address.parse(address))
         with cassandra.session("older") as session:  # killed before it was noted
-            session.execute("UPDATE version SET version = %s WHERE key = 'store'", (version,))
-    keyspace.init(keyspace.Address.parse(address))
+            session.execute("UPDATE version SET version = 2 WHERE key = 'store'")
+    else:
+        with monkeypatch.context() as patch:
+            patch.setattr(heads, "advance", away)
+            with pytest.raises(StoreAway):
+                migration.init(Address.parse(address))
+    migration.init(Address.parse(address))
     with contextlib.closing(open_store(address)) as store:
         before = everything(store)
         assert len(before) == 8

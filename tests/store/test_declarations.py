@@ -27,7 +27,7 @@ def declare(store: SqliteStore, name: str, spec: str) -> None:
         db.execute("UPDATE game SET spec = ? WHERE name = ?", (spec, name))
 
 
-FUTURE = POLE.to_json().decode().replace('"players"', '"teams"')
+FUTURE = POLE.to_json().decode().replace('"box"', '"sphere"')
 
 
 class TestSqlite:
@@ -37,11 +37,11 @@ class TestSqlite:
         assert store.append([fragment(game=MAZE)]) == [Outcome.STORED]
         assert store.unreadable().keys() == {"pole"}
         assert "cannot be read" in store.unreadable()["pole"]
-        assert "teams" in store.unreadable()["pole"]
+        assert "sphere" in store.unreadable()["pole"]
 
     def test_who_declares_it_is_told_why(self, store: SqliteStore) -> None:
         declare(store, "pole", FUTURE)
-        with pytest.raises(GameUnreadable, match=r"'pole' cannot be used.*teams.*sparring delete pole"):
+        with pytest.raises(GameUnreadable, match=r"'pole' cannot be used.*sphere.*sparring delete pole"):
             store.register(POLE)
         store.register(MAZE)
 

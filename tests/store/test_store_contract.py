@@ -1,5 +1,6 @@
 """What every store promises, run against each of them."""
 
+import contextlib
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -15,7 +16,6 @@ from sparring.errors import InputError, SparringError
 from sparring.experience import Fragment
 from sparring.games import Box, Discrete, Game
 from sparring.store import Episode, NotRegistered, Outcome, Refused, Stats, Store, open_store
-from sparring.store.cassandra import CassandraStore
 from sparring.store.memory import MemoryStore
 from sparring.store.protocol import FragmentRefused
 from sparring.store.sqlite import SqliteStore
@@ -38,6 +38,22 @@ def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Store]:
     store.register(MAZE)
     yield store
     store.close()
+
+
+@pytest.fixture(params=["sqlite", pytest.param("cassandra", marks=pytest.mark.real)])
+def opened(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Callable[[], Store]]:
+    """Opens the same store again and again, in which POLE and MAZE are registered at first."""
+    in_cluster = request.param == "cassandra"
+    address = request.getfixturevalue("cassandra_address") if in_cluster else str(tmp_path / "store.db")
+    with contextlib.ExitStack() as stores:
+
+        def make() -> Store:
+            return stores.enter_context(contextlib.closing(open_store(address)))
+
+        with contextlib.closing(open_store(address)) as first:
+            first.register(POLE)
+            first.register(MAZE)
+        yield make
 
 
 def eventually(condition: Callable[[], bool]) -> None:
@@ -290,8 +306,6 @@ class TestErase:
         assert store.append([new, *batch]) == [ERASED] * 3
 
     def test_an_id_that_was_erased_is_free_for_other_players(self, store: Store) -> None:
-        if isinstance(store, CassandraStore):
-            pytest.xfail("its claims say no player: an erased id stays taken for all")
         eves, anns = fragment(id="match-1", player="eve"), fragment(id="match-1")
         store.append([eves])
         store.erase("pole", "eve")
@@ -301,6 +315,25 @@ class TestErase:
         assert_counts(store)
         store.erase("pole", "ann")
         assert store.append([anns, eves]) == [ERASED, ERASED]
+
+    def test_in_one_batch_an_erased_id_comes_from_its_player_and_from_others(self, store: Store) -> None:
+        eves, anns, bobs = (fragment(id="match-1", player=player) for player in ("eve", "ann", "bob"))
+        store.append([eves])
+        store.erase("pole", "eve")
+        assert store.append([eves, anns, bobs, anns]) == [ERASED, STORED, CONFLICT, DUPLICATE]
+        assert store.append([bobs, eves, anns]) == [CONFLICT, ERASED, DUPLICATE]
+        assert everything(store) == [anns]
+        store.erase("pole", "ann")
+        assert store.append([bobs, anns]) == [STORED, ERASED]
+        assert everything(store) == [bobs]
+        assert_counts(store)
+
+    def test_what_was_erased_from_one_game_is_no_matter_of_another(self, store: Store) -> None:
+        first, other = fragment(id="match-1"), fragment(id="match-1", game=MAZE)
+        store.append([first])
+        store.erase("pole", "ann")
+        assert store.append([other, first]) == [STORED, ERASED]
+        assert everything(store, MAZE) == [other]
 
     def test_its_mark_changes_with_every_erasure(self, store: Store) -> None:
         marks = [store.erasure("pole")]
@@ -426,8 +459,7 @@ class TestDeletedGame:
         store.append([half, erased])
         store.erase("pole", "eve")
         store.delete_game("pole")
-        if not isinstance(store, CassandraStore):
-            assert store.deleted("pole")
+        assert store.deleted("pole")
         store.register(again)
         assert not store.deleted("pole")
         assert not store.deleted("chess")
@@ -439,6 +471,25 @@ class TestDeletedGame:
         assert store.append(sent) == [STORED, STORED]
         assert everything(store, again) == sent
         assert_counts(store, again)
+
+    def test_that_it_was_deleted_is_remembered(self, opened: Callable[[], Store]) -> None:
+        """Also by the next process: clients that still play it are told, and do not declare it again."""
+        first = opened()
+        first.append([fragment()])
+        first.pause("pole", True)
+        first.delete_game("pole")
+        first.close()
+        store = opened()
+        assert store.deleted("pole")
+        assert not store.deleted("maze")
+        assert not store.deleted("chess")
+        assert (store.games(), store.paused()) == ([MAZE], set())
+        store.delete_game("pole")
+        assert store.deleted("pole")
+        store.register(POLE)
+        assert not store.deleted("pole")
+        assert (store.games(), store.paused()) == ([MAZE, POLE], set())
+        assert store.append([fragment()]) == [STORED]
 
     def test_registering_again_without_deleting_is_the_same_registration(self, store: Store) -> None:
         first = store.registration("pole")

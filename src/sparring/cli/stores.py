@@ -25,9 +25,10 @@ def init(
     """
     if not address.startswith("cassandra://"):
         raise InputError(f"{address} needs no init: only stores at cassandra://… do; files are made by `sparring up`")
-    from sparring.store import keyspace
+    from sparring.store.cassandra.keyspace import Address
+    from sparring.store.cassandra.migration import init as make
 
-    print(keyspace.init(keyspace.Address.parse(address)))
+    print(make(Address.parse(address)))
 
 
 @app.command()

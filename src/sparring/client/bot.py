@@ -9,9 +9,9 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 
 from sparring.client.convert import to_action, to_feed, to_feeds
-from sparring.client.onnx_check import check, require_noise
 from sparring.client.recorder import Acted, Recorder
 from sparring.errors import InputError
+from sparring.export.onnx_check import check, require_noise
 from sparring.games import Box, Discrete, Game
 from sparring.games.spec import Array
 

@@ -13,10 +13,10 @@ import msgspec
 import numpy as np
 from onnx import TensorProto, checker, helper
 
-from sparring.export.graph import Graph
 from sparring.games import Box, Dict, Discrete, MultiDiscrete, Space
 from sparring.games.spec import Array
 from sparring.networks.layers import own
+from sparring.networks.onnx_graph import Graph
 from sparring.networks.policy import (
     CLIP,
     ERFC,

@@ -10,8 +10,8 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from sparring.gateway import routes
+from sparring.gateway.endpoint import JSON, Endpoint, HTTPProblem, answer
 from sparring.gateway.hosts import Hosts
-from sparring.gateway.http import JSON, Endpoint, Refusal, answer
 from sparring.gateway.openapi import Operation, document
 from sparring.gateway.parts import Parts
 from sparring.gateway.routes.fragments import Limits
@@ -46,7 +46,7 @@ def create_app(
     async def refused(request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
         metrics.request("unknown", request.method, error.status_code)
-        return _routing_refusal(request, error, table_routes).response()
+        return _routing_problem(request, error, table_routes).response()
 
     table_routes = [
         Route(op.path, Endpoint(op.public_path, op.handler, metrics, hosts.check), methods=[op.method]) for op in table
@@ -62,11 +62,11 @@ def create_app(
     return app
 
 
-def _routing_refusal(request: Request, error: HTTPException, routes: list[Route]) -> Refusal:
+def _routing_problem(request: Request, error: HTTPException, routes: list[Route]) -> HTTPProblem:
     path = request.url.path
     if error.status_code == 405:
         allowed = ", ".join(
             sorted({m for route in routes if route.path_regex.match(path) for m in route.methods or ()})
         )
-        return Refusal(405, f"{request.method} is not for {path[:200]}: use {allowed}", headers={"allow": allowed})
-    return Refusal(404, f"there is nothing at {path[:200]}: /v1/openapi.json describes what there is")
+        return HTTPProblem(405, f"{request.method} is not for {path[:200]}: use {allowed}", headers={"allow": allowed})
+    return HTTPProblem(404, f"there is nothing at {path[:200]}: /v1/openapi.json describes what there is")

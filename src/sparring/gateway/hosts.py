@@ -14,7 +14,7 @@ from collections.abc import Iterable
 from starlette.types import Scope
 
 from sparring.errors import InputError
-from sparring.gateway.http import Refusal
+from sparring.gateway.endpoint import HTTPProblem
 
 __all__ = ["Hosts"]
 
@@ -41,14 +41,14 @@ class Hosts:
         self._known = functools.lru_cache(maxsize=256)(self._is_known)
 
     def check(self, scope: Scope) -> None:
-        """Raises a Refusal for a request that is not meant for us. 403 is what clients try again later: they keep their
-        play until somebody has told the gateway its name."""
+        """Raises an HTTPProblem for a request that is not meant for us. 403 is what clients try again later: they keep
+        their play until somebody has told the gateway its name."""
         hosts = [value for name, value in scope["headers"] if name == b"host"]
         if len(hosts) > 1:
-            raise Refusal(400, "the request has several Host headers: send one")
+            raise HTTPProblem(400, "the request has several Host headers: send one")
         host = hosts[0].decode("latin-1").strip().lower() if hosts else ""
         if host and not self._known(host):
-            raise Refusal(
+            raise HTTPProblem(
                 403,
                 f"this gateway does not answer to the name {host[:200]!r}: use its IP address, "
                 f"or start it with --allowed-host {(_name(host) or 'NAME')[:200]}",
@@ -74,7 +74,7 @@ class Hosts:
         """The same page's, or that of a name we were told exactly: a proxy may have changed the Host."""
         _, _, netloc = origin.partition("://")
         if not netloc or (netloc != host and _name(netloc) not in self._names):
-            raise Refusal(
+            raise HTTPProblem(
                 403,
                 f"web pages of {origin[:200]!r} may not change anything here: if they are your own, start the gateway "
                 f"with --allowed-host {(_name(netloc) or 'NAME')[:200]}",

@@ -15,7 +15,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from sparring.api import CurvePoint, GameInfo, Snapshot, StreamStatus, TrainerStatus, VersionRow
-from sparring.gateway.http import Refusal, answer, query_int
+from sparring.gateway.endpoint import HTTPProblem, answer, query_int
 from sparring.gateway.routes.games import Games
 from sparring.gateway.routes.models import Models
 from sparring.registry.manifest import DEFAULT_MODEL, Manifest
@@ -411,10 +411,12 @@ class Live:
     async def events(self, request: Request) -> Response:
         name = request.query_params.get("game")
         if name is None:
-            raise Refusal(422, "say which game to watch: GET /v1/events?game=NAME")
+            raise HTTPProblem(422, "say which game to watch: GET /v1/events?game=NAME")
         game = await self._games.get(name)
         if self._stopping or len(self._watchers) >= MAX_WATCHERS:
-            raise Refusal(503, "no more event streams at the moment: poll stats instead", headers={"retry-after": "10"})
+            raise HTTPProblem(
+                503, "no more event streams at the moment: poll stats instead", headers={"retry-after": "10"}
+            )
         watcher = Watcher(game.name)
         latest = await self._models.latest(game.name, DEFAULT_MODEL)
         watcher.version = latest.manifest.version if latest else None

@@ -11,7 +11,7 @@ import msgspec
 from sparring import __version__
 from sparring.api import Problem
 from sparring.games.spec import NAME
-from sparring.gateway.http import JSON, Handler
+from sparring.gateway.endpoint import JSON, Handler
 
 __all__ = ["ETAG", "UNLESS_KNOWN", "Operation", "document"]
 

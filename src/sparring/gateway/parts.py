@@ -7,7 +7,7 @@ from pathlib import Path
 
 from starlette.applications import Starlette
 
-from sparring.gateway.http import Budget
+from sparring.gateway.endpoint import Budget
 from sparring.gateway.live import Live
 from sparring.gateway.prometheus import Metrics
 from sparring.gateway.routes.act import Acting

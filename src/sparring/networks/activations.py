@@ -20,7 +20,7 @@ from sparring.games.spec import Array
 if TYPE_CHECKING:
     import jax
 
-    from sparring.export.graph import Graph
+    from sparring.networks.onnx_graph import Graph
 
 __all__ = ["ACTIVATIONS", "Activation", "find_activation"]
 

@@ -28,7 +28,7 @@ from sparring.networks.activations import find_activation
 if TYPE_CHECKING:
     import jax
 
-    from sparring.export.graph import Graph
+    from sparring.networks.onnx_graph import Graph
 
 __all__ = [
     "LAYERS",
@@ -117,7 +117,7 @@ class Layer:
 
     def onnx(self, graph: Graph, params: Mapping[str, Array], x: str) -> str:
         """Adds nodes to a graph and gives the name of their result. Bots refuse operators other than those of
-        `client/onnx_check.py`, so a policy with others cannot be published."""
+        `export/onnx_check.py`, so a policy with others cannot be published."""
         raise NotImplementedError
 
 

@@ -24,9 +24,8 @@ from typing import Any
 
 import msgspec
 
-from sparring.client import onnx_check
 from sparring.errors import InputError, SparringError
-from sparring.export import onnx, weights
+from sparring.export import onnx, onnx_check, weights
 from sparring.games.spec import NAME
 from sparring.networks.policy import Policy
 from sparring.registry.backends import Conflict, line, open_backend

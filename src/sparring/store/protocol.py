@@ -141,8 +141,7 @@ class Store(Protocol):
         it may have been begun before. The name can be declared again at once, with any spaces."""
 
     def deleted(self, name: str) -> bool:
-        """Whether there was such a game, and it was deleted. Asked when there is none: old deletions are forgotten, and
-        Cassandra remembers only one that is not finished."""
+        """Whether there was such a game, and it was deleted. Asked when there is none: old deletions are forgotten."""
 
     def append(self, fragments: Sequence[Fragment]) -> list[Outcome]:
         """On disk (fsync) when it returns. Raises StoreFull; then nothing of this call was kept. Raises FragmentRefused

@@ -1,5 +1,7 @@
 """Who learns in a run: the one place that decides. Everything behind it asks the `Trainee`."""
 
+import importlib
+
 from sparring import algorithms
 from sparring.errors import InputError
 from sparring.experiment import Experiment
@@ -16,10 +18,10 @@ def trainee_class(experiment: Experiment) -> type[Trainee]:
     """:raises InputError: there is no such algorithm, or RLlib is not installed."""
     if experiment.name.startswith(RLLIB):
         try:
-            from sparring.rllib.bridge import Bridge
+            bridge: type[Trainee] = importlib.import_module("sparring.rllib.bridge").Bridge  # it knows us, too
         except ImportError as error:
             raise InputError(f"rllib/… needs RLlib ({error}): pip install 'sparring[rllib]'") from error
-        return Bridge
+        return bridge
     algorithm = algorithms.find(experiment.name)
     if experiment.source == "store":
         return Offline

@@ -44,11 +44,11 @@ if os.environ["SPARRING_BOMBS_IN"] == "gateway":
 
     around(Producer, "_landed", before=("gateway",))  # the stream has it, and nobody was told
 elif not {"sparring.cli", "pyspark.worker"}.isdisjoint(sys.orig_argv):  # the driver, and what workers are forked from
-    from sparring.store import buckets
+    from sparring.store.cassandra import buckets
     from sparring.stream import ingest, sink, source
 
     # What a dead writer left half-done is taken over by the same rules, sooner; and batches are short.
-    buckets.DEADLINE, buckets.PATIENCE = 6.0, 8.0
+    buckets.PATIENCE = 8.0
     source.BATCH_SECONDS = 2.0
     around(source._Reading, "__init__", before=("reading",))
     around(source, "_rows", after=("read",))  # a page was fetched, nothing of it is stored

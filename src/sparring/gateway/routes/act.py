@@ -18,7 +18,7 @@ from sparring.client.convert import to_feeds
 from sparring.errors import InputError
 from sparring.games import Game
 from sparring.games.spec import NAME, Array, column
-from sparring.gateway.http import JSON, MSGPACK, Budget, Refusal, answer, decode, media_type, read_body
+from sparring.gateway.endpoint import JSON, MSGPACK, Budget, HTTPProblem, answer, decode, media_type, read_body
 from sparring.gateway.openapi import Operation
 from sparring.gateway.routes.games import Games
 from sparring.gateway.routes.models import POLICY, Models
@@ -62,7 +62,7 @@ class Acting:
         with self._budget.hold(request) as hold:
             asked = decode(await read_body(request, MAX_BODY, hold), kind, _Asked, "a request for actions")
             if asked.schema is not None and asked.schema != game.schema:
-                raise Refusal(409, f"schema {asked.schema[:50]!r} is not this game's ({game.schema!r})")
+                raise HTTPProblem(409, f"schema {asked.schema[:50]!r} is not this game's ({game.schema!r})")
             version = asked.version if asked.version is not None else await self._latest(game.name, asked.model)
             policy = await self._policy(game, asked.model, version)
             actions, log_prob = await asyncio.to_thread(_run, policy, game, asked, kind)
@@ -75,7 +75,9 @@ class Acting:
     async def _latest(self, game: str, model: str) -> int:
         latest = await self._models.latest(game, model) if NAME.fullmatch(model) else None
         if latest is None:
-            raise Refusal(404, f"{game} has no version of the model {model[:100]!r} yet", headers={"retry-after": "2"})
+            raise HTTPProblem(
+                404, f"{game} has no version of the model {model[:100]!r} yet", headers={"retry-after": "2"}
+            )
         return latest.manifest.version
 
     async def _policy(self, game: Game, model: str, version: int) -> Loaded:
@@ -103,17 +105,17 @@ class Acting:
             return await asyncio.to_thread(Loaded, data, game, model, version)
         except InputError as error:  # the publisher's fault, not that of who asks
             log.error("%s %s %d cannot act: %s", game.name, model, version, error)
-            raise Refusal(500, f"version {version} of {model!r} cannot act: {error}") from error
+            raise HTTPProblem(500, f"version {version} of {model!r} cannot act: {error}") from error
 
 
 def _run(policy: Loaded, game: Game, asked: _Asked, kind: str) -> tuple[list[Any], list[float] | None]:
     try:
         given = OBSERVATIONS[kind](asked.obs)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        raise Refusal(422, f"obs: {error}") from error
+        raise HTTPProblem(422, f"obs: {error}") from error
     obs = _observations(game, given)
     if (why := game.observation.problem(obs)) is not None:
-        raise Refusal(422, f"obs {why}")
+        raise HTTPProblem(422, f"obs {why}")
     noise = policy.noise(np.random.default_rng(), len(obs)) if asked.explore else None
     action, log_prob = policy.run(to_feeds(game.observation, obs), noise)
     return action.tolist(), None if log_prob is None else log_prob.tolist()
@@ -122,16 +124,16 @@ def _run(policy: Loaded, game: Game, asked: _Asked, kind: str) -> tuple[list[Any
 def _observations(game: Game, obs: list[Any] | bytes) -> Array:
     element = game.observation.element
     if isinstance(obs, bytes) and len(obs) % element.itemsize:
-        raise Refusal(422, f"obs has {len(obs)} bytes, an observation of this game has {element.itemsize}")
+        raise HTTPProblem(422, f"obs has {len(obs)} bytes, an observation of this game has {element.itemsize}")
     count = len(obs) // element.itemsize if isinstance(obs, bytes) else len(obs)
     if not 1 <= count <= MAX_OBSERVATIONS:
-        raise Refusal(422, f"{count} observations in one request, allowed are 1..{MAX_OBSERVATIONS}")
+        raise HTTPProblem(422, f"{count} observations in one request, allowed are 1..{MAX_OBSERVATIONS}")
     if isinstance(obs, bytes):
         return np.frombuffer(obs, element)
     try:
         return column(game.observation, obs)
     except (ValueError, TypeError, OverflowError) as error:
-        raise Refusal(422, f"obs: {error}") from error
+        raise HTTPProblem(422, f"obs: {error}") from error
 
 
 def operations(parts: "Parts") -> list[Operation]:

@@ -19,7 +19,7 @@ from sparring.errors import Busy, InputError, SparringError
 from sparring.experience import Fragment, validate, wire
 from sparring.experience.wire import JsonFragment
 from sparring.games import Game
-from sparring.gateway.http import JSON, MSGPACK, Budget, Refusal, answer, media_type, read_body
+from sparring.gateway.endpoint import JSON, MSGPACK, Budget, HTTPProblem, answer, media_type, read_body
 from sparring.gateway.openapi import Operation
 from sparring.gateway.prometheus import Metrics
 from sparring.gateway.routes.games import CARTPOLE, WRITES, Games
@@ -98,7 +98,7 @@ class Uploads:
         kind = media_type(request, MSGPACK, JSON)
         encoding = request.headers.get("content-encoding", "").strip().lower()
         if encoding not in ENCODINGS:
-            raise Refusal(415, f"Content-Encoding is {encoding[:50]!r}: send gzip, deflate or none")
+            raise HTTPProblem(415, f"Content-Encoding is {encoding[:50]!r}: send gzip, deflate or none")
         with self._budget.hold(request) as hold:
             body = await read_body(request, self._limits.json if kind == JSON else self._limits.body, hold)
             self._metrics.received += len(body)
@@ -167,7 +167,7 @@ class Uploads:
         statuses = {r.status for r in rejected}
         status = statuses.pop() if len(statuses) == 1 else 422
         count = f"all {len(rejected)} fragments were refused, the first: " if len(rejected) > 1 else ""
-        raise Refusal(status, f"{count}{rejected[0].reason}", rejected=rejected)
+        raise HTTPProblem(status, f"{count}{rejected[0].reason}", rejected=rejected)
 
     def _quarantine(self, game: str, batch: Batch) -> None:
         try:
@@ -213,9 +213,11 @@ def _reject_conflicts(batch: Batch, outcomes: list[Outcome]) -> None:
 
 def _limit_count(count: int, limits: Limits) -> None:
     if count == 0:
-        raise Refusal(422, "the list of fragments is empty")
+        raise HTTPProblem(422, "the list of fragments is empty")
     if count > limits.fragments:
-        raise Refusal(413, f"{count} fragments in one request, at most {limits.fragments} are allowed: send several")
+        raise HTTPProblem(
+            413, f"{count} fragments in one request, at most {limits.fragments} are allowed: send several"
+        )
 
 
 def _small(body: bytes, encoding: str, limits: Limits) -> bytes | None:

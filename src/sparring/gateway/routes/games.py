@@ -12,7 +12,7 @@ from sparring.api import GameInfo
 from sparring.errors import InputError
 from sparring.games import Box, Discrete, Game
 from sparring.games.spec import NAME
-from sparring.gateway.http import JSON, Budget, Refusal, answer, media_type, read_body
+from sparring.gateway.endpoint import JSON, Budget, HTTPProblem, answer, media_type, read_body
 from sparring.gateway.openapi import Operation
 from sparring.store.declarations import ADVICE, MAX_DECLARATION, DeclarationTooLarge, NoRoom, Room
 from sparring.store.protocol import Store
@@ -45,7 +45,7 @@ class Games:
             game = self._known.get(name)
         if game is None:
             self._require_readable(name)
-            raise Refusal(
+            raise HTTPProblem(
                 404, f"there is no game {name[:100]!r} here: see GET /v1/games, or register it with PUT /v1/games/NAME"
             )
         return game
@@ -81,7 +81,7 @@ class Games:
     def _require_readable(self, name: str) -> None:
         """A 503 otherwise: clients keep their play until the game can be used again."""
         if name in self._unreadable:
-            raise Refusal(503, self._unreadable[name], headers={"retry-after": "60"})
+            raise HTTPProblem(503, self._unreadable[name], headers={"retry-after": "60"})
 
     def forget(self, name: str) -> None:
         """It was deleted."""
@@ -94,23 +94,23 @@ class Games:
         with self._budget.hold(request) as hold:
             game = Game.from_json(await read_body(request, MAX_BODY, hold, ADVICE))
         if game.name != name:
-            raise Refusal(422, f"the address says {name[:100]!r}, the declaration {game.name!r}: use one name")
+            raise HTTPProblem(422, f"the address says {name[:100]!r}, the declaration {game.name!r}: use one name")
         async with self._registering:
             known = {game.name: game for game in await self.all()}
             if name in known:
                 if known[name].schema != game.schema:
-                    raise Refusal(409, _difference(known[name], game))
+                    raise HTTPProblem(409, _difference(known[name], game))
                 return answer(known[name])
             self._require_readable(name)
             try:
                 Room(known.values(), len(self._unreadable)).require(game)
                 await asyncio.to_thread(self._store.register, game)
             except DeclarationTooLarge as error:
-                raise Refusal(413, str(error)) from error
+                raise HTTPProblem(413, str(error)) from error
             except NoRoom as error:
-                raise Refusal(507, str(error)) from error
+                raise HTTPProblem(507, str(error)) from error
             except InputError as error:  # another client was faster, with other spaces
-                raise Refusal(409, str(error)) from error
+                raise HTTPProblem(409, str(error)) from error
             await self.all()
         return answer(await self.get(name), 201)
 

@@ -11,7 +11,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from sparring.errors import SparringError
-from sparring.gateway.http import JSON, Refusal, answer
+from sparring.gateway.endpoint import JSON, HTTPProblem, answer
 from sparring.gateway.openapi import Operation
 from sparring.gateway.prometheus import counter, gauge
 from sparring.stream.stream_store import StreamedStore
@@ -45,9 +45,9 @@ class _State:
             async with asyncio.timeout(HEALTH_TIMEOUT):
                 await self._parts.games.all()
         except (TimeoutError, OSError, SparringError) as error:
-            raise Refusal(503, f"the store does not answer: {error or 'it takes too long'}") from error
+            raise HTTPProblem(503, f"the store does not answer: {error or 'it takes too long'}") from error
         if (why := self._parts.uploads.failing) is not None:
-            raise Refusal(503, f"the newest upload could not be written: {why}", headers={"retry-after": "10"})
+            raise HTTPProblem(503, f"the newest upload could not be written: {why}", headers={"retry-after": "10"})
         return answer(Health("ok"))
 
     async def get_metrics(self, request: Request) -> Response:

@@ -11,7 +11,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from sparring.games.spec import NAME
-from sparring.gateway.http import JSON, Refusal, answer
+from sparring.gateway.endpoint import JSON, HTTPProblem, answer
 from sparring.gateway.live import Live
 from sparring.gateway.openapi import Operation
 from sparring.gateway.routes.act import Acting
@@ -64,7 +64,7 @@ class Lifecycle:
         try:
             await asyncio.to_thread(self._store.pause, game.name, paused)
         except NotRegistered as error:  # deleted by another gateway
-            raise Refusal(404, str(error)) from error
+            raise HTTPProblem(404, str(error)) from error
         self._live.touch(game.name)
         return answer(Paused(game.name, paused))
 
@@ -72,7 +72,7 @@ class Lifecycle:
         """Again when it was interrupted: what is left of a game that is not registered any more goes as well."""
         name = request.path_params["game"]
         if not NAME.fullmatch(name):
-            raise Refusal(404, f"there is no game {name[:100]!r} here: see GET /v1/games")
+            raise HTTPProblem(404, f"there is no game {name[:100]!r} here: see GET /v1/games")
         known = await self._games.has(name)
         self._deleting.add(name)
         try:
@@ -83,12 +83,12 @@ class Lifecycle:
         except RegistryError as error:
             log.error("%s: %s", name, error)
             detail = f"the play of {name!r} is deleted, its models are not yet: {error}. Send this again later"
-            raise Refusal(503, detail, headers={"retry-after": "5"}) from error
+            raise HTTPProblem(503, detail, headers={"retry-after": "5"}) from error
         finally:
             self._deleting.discard(name)
             self._forget(name)
         if not known and not versions:
-            raise Refusal(404, f"there is no game {name!r} here, nor models of one: see GET /v1/games")
+            raise HTTPProblem(404, f"there is no game {name!r} here, nor models of one: see GET /v1/games")
         log.info("%s: deleted, with %d published versions", name, versions)
         return answer(Deleted(name, versions))
 
@@ -96,7 +96,7 @@ class Lifecycle:
         name = request.path_params["game"]
         if name in self._deleting:
             detail = f"{name[:100]!r} is being deleted: declare it again in a few seconds"
-            raise Refusal(503, detail, headers={"retry-after": "2"})
+            raise HTTPProblem(503, detail, headers={"retry-after": "2"})
         response = await self._games.put(request)
         self._deleted.pop(name, None)
         return response
@@ -113,7 +113,7 @@ class Lifecycle:
             self._remember(name)  # another gateway deleted it
             self._forget(name)
             raise self._gone(name) from None
-        except Refusal as refusal:
+        except HTTPProblem as refusal:
             if refusal.problem.status == 404 and await self._was_deleted(name):
                 raise self._gone(name) from None
             raise
@@ -124,8 +124,8 @@ class Lifecycle:
             NAME.fullmatch(name) is not None and await asyncio.to_thread(self._store.deleted, name)
         )
 
-    def _gone(self, name: str) -> Refusal:
-        return Refusal(410, f"the game {name!r} was deleted here: start the client anew to declare it again")
+    def _gone(self, name: str) -> HTTPProblem:
+        return HTTPProblem(410, f"the game {name!r} was deleted here: start the client anew to declare it again")
 
     def _remember(self, name: str) -> None:
         self._deleted[name] = None

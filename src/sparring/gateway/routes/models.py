@@ -19,7 +19,7 @@ from starlette.responses import Response
 from sparring.api import ModelInfo
 from sparring.errors import InputError
 from sparring.games.spec import NAME
-from sparring.gateway.http import JSON, Blob, Refusal, answer
+from sparring.gateway.endpoint import JSON, Blob, HTTPProblem, answer
 from sparring.gateway.openapi import ETAG, UNLESS_KNOWN, Operation
 from sparring.gateway.routes.games import Games
 from sparring.registry.manifest import Manifest
@@ -152,7 +152,7 @@ class Models:
             try:
                 found = await self._ask(self._registry.manifest, *key)
             except InputError as error:  # not published, or a number that no version has
-                raise Refusal(404, str(error)) from error
+                raise HTTPProblem(404, str(error)) from error
             self._keep(found)
         return found
 
@@ -183,7 +183,7 @@ class Models:
         manifest = await self.manifest(game, model, version)
         if (info := manifest.files.get(name)) is None:
             files = ", ".join(sorted(manifest.files))
-            raise Refusal(404, f"version {version} of {model!r} has no file {name[:100]!r}; it has {files}")
+            raise HTTPProblem(404, f"version {version} of {model!r} has no file {name[:100]!r}; it has {files}")
         if (data := self._files.get(info.sha256)) is None:
             data = await self._ask(self._registry.read, game, model, version, name)
             self._files[info.sha256] = data
@@ -208,7 +208,7 @@ class Models:
     async def get_latest(self, request: Request) -> Response:
         game, model = await self._names(request)
         if (latest := await self.latest(game, model)) is None:
-            raise Refusal(
+            raise HTTPProblem(
                 404,
                 f"{game} has no version of the model {model!r} yet: the trainer publishes one after some play",
                 headers={"retry-after": "2", **OPEN},
@@ -239,7 +239,7 @@ class Models:
         game = await self._games.get(request.path_params["game"])
         model = request.path_params["model"]
         if not NAME.fullmatch(model):
-            raise Refusal(404, f"{model[:100]!r} is no model's name: see GET /v1/games/{game.name}/models")
+            raise HTTPProblem(404, f"{model[:100]!r} is no model's name: see GET /v1/games/{game.name}/models")
         return game.name, model
 
 

@@ -10,7 +10,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 import sparring.dashboard
-from sparring.gateway.http import Refusal
+from sparring.gateway.endpoint import HTTPProblem
 from sparring.gateway.openapi import ETAG, UNLESS_KNOWN, Operation
 
 if TYPE_CHECKING:
@@ -52,7 +52,7 @@ async def _file(request: Request, name: str) -> Response:
     kind = TYPES.get(path.suffix)
     # A plain name: no separators, no leading dot, so it cannot lead out of the folder.
     if kind is None or not re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9._-]*", name) or not path.is_file():
-        raise Refusal(404, f"there is no page {name[:100]!r} here")
+        raise HTTPProblem(404, f"there is no page {name[:100]!r} here")
     data = await asyncio.to_thread(path.read_bytes)
     etag = f'"{hashlib.sha256(data).hexdigest()[:32]}"'
     headers = {**HEADERS, "etag": etag}

@@ -7,7 +7,7 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from sparring.gateway.http import JSON, answer
+from sparring.gateway.endpoint import JSON, answer
 from sparring.gateway.openapi import Operation
 from sparring.store.protocol import PlayerStats
 

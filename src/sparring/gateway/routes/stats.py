@@ -3,7 +3,7 @@
 from typing import TYPE_CHECKING
 
 from sparring.api import Snapshot
-from sparring.gateway.http import JSON
+from sparring.gateway.endpoint import JSON
 from sparring.gateway.openapi import Operation
 
 if TYPE_CHECKING:

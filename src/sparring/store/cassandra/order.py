@@ -15,26 +15,29 @@ A reader is as fresh as its last look at the buckets: `tail` looks whenever it r
 
 import threading
 import time
-from collections import OrderedDict
-from collections.abc import Callable, Iterator
+from bisect import bisect_left
+from collections.abc import Iterator
 from typing import Any
 
 import msgspec
 
-from sparring.store import heads
 from sparring.store.arrival import Unfinished
-from sparring.store.heads import Head
-from sparring.store.keyspace import Keyspace
+from sparring.store.cassandra import heads
+from sparring.store.cassandra.heads import Head
+from sparring.store.cassandra.keyspace import Keyspace
+from sparring.store.cassandra.rows import Part, decode_parts
 from sparring.store.protocol import Episode, VersionStats
-from sparring.store.rows import Part, decode_parts
 
 __all__ = ["Directory", "Entry", "Episodes", "Order", "Span", "Totals"]
 
 EPOCH = 24  # bits: a partition of the merge log spans 2^24 steps, more than four entries do
+EPOCHS = 1 << 20  # at most: some 10^13 steps
 ENTRY = 1 << 22  # steps in an entry, if one bucket does not have more
 PAGE = 64  # entries read at once
 KEPT = 1024  # entries in memory
 NEW = 1000  # buckets taken into the log at once
+ALL = (1 << 31) - 1
+JOINED = 1 << 16  # steps of stretches that are read as one
 IDLE = 600.0  # seconds after which a bucket that does not grow is closed, whoever has it
 UNFINISHED = 100_000  # episodes in memory of which more may come; those without news for the longest are let go
 
@@ -78,20 +81,14 @@ class Directory:
     def refresh(self) -> dict[int, Head]:
         with self._lock:
             growing = {bucket: head for bucket, head in self._heads.items() if not head.closed}
-            found = look(self._keyspace, self._game, max(self._heads, default=0), growing)
-            self._heads.update(found)
-            while len(found) >= NEW:
-                found = look(self._keyspace, self._game, max(self._heads), {})
-                self._heads.update(found)
+            self._heads |= look(self._keyspace, self._game, max(self._heads, default=0), growing, ALL)
             return dict(self._heads)
 
 
-def look(keyspace: Keyspace, game: str, known: int, growing: dict[int, Head]) -> dict[int, Head]:
+def look(keyspace: Keyspace, game: str, known: int, growing: dict[int, Head], most: int) -> dict[int, Head]:
     """Buckets after `known`, and those that were growing when we last looked; by number."""
-    new = keyspace.start("buckets", game, known, NEW)
-    found = heads.read(keyspace, game, {bucket: head.day for bucket, head in growing.items()})
-    with keyspace.asking():
-        return found | heads.read(keyspace, game, dict(new.result().all()))
+    days = {bucket: head.day for bucket, head in growing.items()}
+    return heads.read(keyspace, game, days | dict(keyspace.run("buckets", game, known, most)))
 
 
 class Order:
@@ -100,17 +97,38 @@ class Order:
     def __init__(self, keyspace: Keyspace, game: str) -> None:
         self._keyspace, self._game = keyspace, game
         self._lock = threading.Lock()
-        self._kept: OrderedDict[int, Entry] = OrderedDict()  # by where they begin
+        self._kept: dict[int, Entry] = {}  # by where they begin
         self._grown: dict[int, tuple[int, float]] = {}  # open buckets: their steps, and since when
 
-    def entries(self, after: int, enough: Callable[[], bool] = lambda: False) -> Iterator[Entry]:
-        """From the one that holds the step after the cursor on; the log is extended when it is at its end, unless the
-        caller has `enough` by then."""
-        entry = self._holding(after)
+    def entries(self, after: int) -> Iterator[Entry]:
+        """From the one that holds the step after the cursor on. If there are none, the log is extended: no entry means
+        that no more is committed."""
+        entry, found = self._holding(after), False
         if entry is not None and entry.end > after:
             yield entry
-        while (entry := self._next(entry, enough)) is not None:
+            found = True
+        while (entry := self._next(entry, extend=not found)) is not None:
             yield entry
+            found = True
+
+    def spans(self, after: int) -> Iterator[tuple[int, Span]]:
+        """The same as stretches, each with the cursor where it begins. Neighbours are joined: a reader who follows
+        closely left many short entries behind, all of one bucket."""
+        last: tuple[int, Span] | None = None
+        for entry in self.entries(after):
+            at = entry.at
+            for span in entry.spans:
+                skipped = min(max(after - at, 0), span.steps)
+                begin, at = at + skipped, at + span.steps
+                span = Span(span.day, span.bucket, span.begin + skipped, span.end)
+                if last and last[1].steps < JOINED and (last[1].bucket, last[1].end) == (span.bucket, span.begin):
+                    last = last[0], Span(span.day, span.bucket, last[1].begin, span.end)
+                    continue
+                if last and last[1].steps:
+                    yield last
+                last = begin, span
+        if last and last[1].steps:
+            yield last
 
     def tip(self) -> int:
         """The cursor behind all that is stored."""
@@ -120,54 +138,39 @@ class Order:
         return entry.end if entry else 0
 
     def _holding(self, after: int) -> Entry | None:
-        with self._lock:
-            for entry in reversed(self._kept.values()):
-                if entry.at <= after <= entry.end:
-                    return entry
-        return self._before(after >> EPOCH, after)
+        for entry in reversed(list(self._kept.values())):
+            if entry.at <= after <= entry.end:
+                return entry
+        epoch = after >> EPOCH
+        return self._last(epoch, after) or (self._last(epoch - 1, after) if epoch else None)
 
     def _newest(self) -> Entry | None:
-        """Some entry near the end: epochs follow each other without a gap."""
-        epoch, step = 0, 1
-        while self._before(epoch + step, (epoch + step + 1) << EPOCH, back=False) is not None:
-            epoch, step = epoch + step, step * 2
-        while step > 1:
-            step //= 2
-            if self._before(epoch + step, (epoch + step + 1) << EPOCH, back=False) is not None:
-                epoch += step
-        return self._before(epoch, (epoch + 1) << EPOCH)
+        """The last one there is: epochs follow each other without a gap."""
+        epoch = bisect_left(range(EPOCHS), True, key=lambda epoch: self._last(epoch, ALL << EPOCH) is None)
+        return self._last(epoch - 1, ALL << EPOCH) if epoch else None
 
-    def _before(self, epoch: int, at: int, *, back: bool = True) -> Entry | None:
-        """The last entry of the epoch, or of the one before, that begins at `at` or earlier."""
-        for candidate in (epoch, epoch - 1) if back and epoch else (epoch,):
-            for (entry,) in self._keyspace.run("merged before", self._game, candidate, at):
-                return self._keep(_decode(entry))
+    def _last(self, epoch: int, at: int) -> Entry | None:
+        """The last entry of the epoch that begins at `at` or earlier."""
+        for (entry,) in self._keyspace.run("merged before", self._game, epoch, at):
+            return self._keep(entry)
         return None
 
-    def _next(self, entry: Entry | None, enough: Callable[[], bool] = lambda: False) -> Entry | None:
+    def _next(self, entry: Entry | None, *, extend: bool = True) -> Entry | None:
         at = entry.end if entry else 0
-        with self._lock:
-            kept = self._kept.get(at)
-        if kept is not None:
+        if (kept := self._kept.get(at)) is not None:
             return kept
-        if (following := self._read(at)) is not None:
-            return following
-        proposal = None if enough() else self._propose(entry, at)
-        if proposal is None:
-            return None
-        applied, row = self._keyspace.applied("merge", self._game, at >> EPOCH, at, _encode(proposal))
-        return self._keep(proposal if applied else _decode(row[-1]))
-
-    def _read(self, at: int) -> Entry | None:
-        found = [_decode(entry) for (entry,) in self._keyspace.run("merged", self._game, at >> EPOCH, at, PAGE)]
-        for entry in found:
-            self._keep(entry)
-        return found[0] if found else None
+        following = [self._keep(found) for (found,) in self._keyspace.run("merged", self._game, at >> EPOCH, at, PAGE)]
+        proposal = self._propose(entry, at) if extend and not following else None
+        if proposal is not None:
+            new = _encode(proposal)
+            applied, row = self._keyspace.applied("merge", self._game, at >> EPOCH, at, new)
+            following = [self._keep(new if applied else row[-1])]
+        return following[0] if following else None
 
     def _propose(self, entry: Entry | None, at: int) -> Entry | None:
         """All that was committed since the entry, or as much of it as fits; none when nothing was."""
         before, known = (entry.open, entry.known) if entry else ({}, 0)
-        found = before | look(self._keyspace, self._game, known, before)
+        found = look(self._keyspace, self._game, known, before, NEW)
         self._close_idle(found)
         spans: list[Span] = []
         growing: dict[int, Head] = {}
@@ -195,53 +198,71 @@ class Order:
         for bucket in idle:
             found[bucket] = heads.close(self._keyspace, self._game, bucket, found[bucket])
 
-    def _keep(self, entry: Entry) -> Entry:
-        with self._lock:
-            self._kept[entry.at] = entry
-            self._kept.move_to_end(entry.at)
-            while len(self._kept) > KEPT:
-                self._kept.popitem(last=False)
+    def _keep(self, body: bytes) -> Entry:
+        if len(self._kept) >= KEPT:
+            self._kept = {}
+        entry = _decode(body)
+        self._kept[entry.at] = entry
         return entry
 
 
-def _parts(keyspace: Keyspace, game: str, entry: Entry) -> Iterator[tuple[int, float, Part]]:
-    """Each fragment of an entry, with its cursor and when it came."""
-    asked = [keyspace.start("records", game, s.day, s.bucket, s.begin, s.end) for s in entry.spans]
-    at = entry.at
-    for span, future in zip(entry.spans, asked, strict=True):
-        with keyspace.asking():
-            rows = future.result().all()
-        for _, when, parts in rows:
-            for part in decode_parts(parts):
-                yield at + part.place - span.begin, when, part
-        at += span.steps
-
-
-class Totals:
-    """What adding up all records gives; taken on from where it was. In memory: a few hundred bytes a player."""
+class _Fold:
+    """What goes through all records in their order; taken on from where it was, and begun anew after an erasure."""
 
     def __init__(self, keyspace: Keyspace, game: str, order: Order) -> None:
         self._keyspace, self._game, self._order = keyspace, game, order
+        self._lock = threading.Lock()
         self._mark: Any = None
         self._reset()
 
     def _reset(self) -> None:
-        self._cursor = 0
+        self._cursor = 0  # how far records were read
+
+    def _add(self, part: Part, at: int, when: float) -> None:
+        """A fragment, with its cursor and when it came."""
+        raise NotImplementedError
+
+    def _require_mark(self) -> None:
+        mark = self._keyspace.run("erasure", self._game)
+        if mark != self._mark:
+            self._mark = mark
+            self._reset()
+
+    def _fold(self) -> Iterator[None]:
+        """An entry at a time, until there is no more."""
+        before = -1
+        while self._cursor > before:
+            before = self._cursor
+            for entry in self._order.entries(before):
+                asked = [self._keyspace.start("records", self._game, *msgspec.structs.astuple(s)) for s in entry.spans]
+                at = entry.at
+                for span, rows in zip(entry.spans, self._keyspace.wait(asked), strict=True):
+                    for _, when, parts in rows:
+                        for part in decode_parts(parts):
+                            self._add(part, at + part.place - span.begin, when)
+                    at += span.steps
+                self._cursor = entry.end
+                yield
+
+
+class Totals(_Fold):
+    """What adding up all records gives. In memory: a few hundred bytes a player."""
+
+    def _reset(self) -> None:
+        super()._reset()
         self.fragments = self.steps = self.bytes = 0
         self.players: dict[str, list[Any]] = {}  # fragments, steps, last seen
         self._versions: dict[tuple[str, int], list[int]] = {}
 
-    def advance(self) -> None:
-        rows = self._keyspace.run("erasure", self._game)
-        if rows and rows[0][0] != self._mark:
-            self._mark = rows[0][0]
-            self._reset()
-        for entry in self._order.entries(self._cursor):
-            for _, when, part in _parts(self._keyspace, self._game, entry):
-                self._add(part, when)
-            self._cursor = entry.end
+    def advance(self) -> "Totals":
+        """With all that is stored by now."""
+        with self._lock:
+            self._require_mark()
+            for _ in self._fold():
+                pass
+        return self
 
-    def _add(self, part: Part, when: float) -> None:
+    def _add(self, part: Part, at: int, when: float) -> None:
         self.fragments += 1
         self.steps += part.steps
         self.bytes += part.size
@@ -261,37 +282,28 @@ class Totals:
         ]
 
 
-class Episodes:
+class Episodes(_Fold):
     """Complete episodes in order, for a reader who goes on from where it was; one who goes back starts over."""
 
-    def __init__(self, keyspace: Keyspace, game: str, order: Order) -> None:
-        self._keyspace, self._game, self._order = keyspace, game, order
-        self._mark: Any = None
-        self._reset()
-
     def _reset(self) -> None:
-        self._cursor = 0  # how far records were read
+        super()._reset()
         self._given = 0  # the newest cursor that was asked for
         self._ready: list[Episode] = []
         self._unfinished: dict[tuple[str, str], Unfinished] = {}
 
     def after(self, cursor: int, limit: int) -> list[Episode]:
-        rows = self._keyspace.run("erasure", self._game)
-        if cursor < self._given or (rows and rows[0][0] != self._mark):
-            self._mark = rows[0][0] if rows else None
-            self._reset()
-        self._given = cursor
-        self._ready = [e for e in self._ready if e.cursor > cursor]
-        if len(self._ready) < limit:
-            for entry in self._order.entries(self._cursor):
-                for at, when, part in _parts(self._keyspace, self._game, entry):
-                    self._add(at, when, part, cursor)
-                self._cursor = entry.end
+        with self._lock:
+            self._require_mark()
+            if cursor < self._given:
+                self._reset()
+            self._given = cursor
+            self._ready = [e for e in self._ready if e.cursor > cursor]
+            for _ in self._fold() if len(self._ready) < limit else ():
                 if len(self._ready) >= limit:
                     break
-        return self._ready[:limit]
+            return self._ready[:limit]
 
-    def _add(self, at: int, when: float, part: Part, cursor: int) -> None:
+    def _add(self, part: Part, at: int, when: float) -> None:
         name = (part.player, part.episode)
         whole = part.start == 0 and part.ended
         episode = Unfinished() if whole else self._unfinished.pop(name, Unfinished())
@@ -299,6 +311,5 @@ class Episodes:
             self._unfinished[name] = episode  # the newest news last
             if len(self._unfinished) > UNFINISHED:
                 del self._unfinished[next(iter(self._unfinished))]
-            return
-        if at > cursor:
+        elif at > self._given:
             self._ready.append(Episode(*name, episode.steps, episode.ret, when, episode.model, episode.version, at))

@@ -9,16 +9,28 @@ forgets those that are no longer there. Who dies half way leaves a record that t
 
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import TypeVar
 
 from sparring.experience import Fragment
 from sparring.store.arrival import encoder
-from sparring.store.keyspace import Keyspace
-from sparring.store.order import Directory
+from sparring.store.cassandra.keyspace import Keyspace
+from sparring.store.cassandra.order import Directory
+from sparring.store.cassandra.rows import (
+    Block,
+    decode_block,
+    decode_parts,
+    decode_place,
+    digest,
+    encode_block,
+    encode_parts,
+    locate,
+    older_claim,
+)
 from sparring.store.protocol import StoreBusy
-from sparring.store.rows import decode_block, decode_parts, decode_place, encode_block, encode_parts, locate
 
 __all__ = ["Eraser"]
 
+T = TypeVar("T")
 ATTEMPTS = 20  # to replace a row that others replace, too
 PAGE = 16  # blocks read at once when all are: each may have 8 MiB
 END = 1 << 62  # a place after all
@@ -52,7 +64,7 @@ class Eraser:
 
         def commits() -> Iterator[_Commit]:
             for shard, key in {locate(name) for name in wanted}:
-                for place in [decode_place(place) for _, place, _ in self._keyspace.run("claims", shard, [key])]:
+                for place in {decode_place(place) for _, place, *_ in self._keyspace.run("claims", shard, [key])}:
                     head = buckets.get(place.bucket)
                     if place.game == self._game and head is not None and head.steps > place.after:
                         partition = (place.game, head.day, place.bucket)
@@ -82,67 +94,58 @@ class Eraser:
         return erased, gone
 
     def _take_out(self, commit: _Commit, doomed: Callable[[Fragment], bool]) -> tuple[list[Fragment], set[int]]:
-        """What it took out, and the places of what is left."""
+        """What it took out, and the places of what is left. A block of which nothing is left stays, empty."""
         partition, end, record = commit
         begin = min([part.place - part.steps for part in decode_parts(record)], default=end)
+
+        def without(body: bytes) -> tuple[bytes, tuple[list[Fragment], list[int]]]:
+            block = decode_block(body)
+            gone = [f for f in block.fragments if doomed(f)]
+            left = [(at, f) for at, f in zip(block.places, block.fragments, strict=True) if not doomed(f)]
+            places = [at for at, _ in left]
+            self._claims("erase claim", partition[2], block, doomed)
+            new = encode_block(places, [encoder.encode(f) for _, f in left], block.claim)
+            return new if gone else body, (gone, places)
+
         taken: list[Fragment] = []
         places: set[int] = set()
         for place, body in self._keyspace.run("blocks", *partition, begin, end):
-            gone, left = self._take_from_block(partition, place, body, doomed)
+            gone, left = self._replace("replace", (*partition, place), body, without)
             taken += gone
             places.update(left)
         return taken, places
 
-    def _take_from_block(
-        self, partition: _Partition, place: int, body: bytes, doomed: Callable[[Fragment], bool]
-    ) -> tuple[list[Fragment], list[int]]:
-        for _ in range(ATTEMPTS):
-            block = decode_block(body)
-            left = [(at, f) for at, f in zip(block.places, block.fragments, strict=True) if not doomed(f)]
-            gone = [f for f in block.fragments if doomed(f)]
-            places = [at for at, _ in left]
-            if not gone:
-                return gone, places
-            self._claims("erase claim", partition[2], gone)
-            if left:
-                new = encode_block(places, [encoder.encode(f) for _, f in left])
-                applied, row = self._keyspace.applied("replace", new, *partition, place, body)
-            else:
-                applied, row = self._keyspace.applied("delete", *partition, place, body)
-            if applied or not row:  # others took out all of it
-                return gone if applied else [], places if applied else []
-            body = row[-1]
-        raise StoreBusy("others erase from the same fragments: try again in a second")
-
     def _forget(self, commit: _Commit, left: set[int]) -> int:
         """Lets the record forget the fragments that are not there any more; how many they were."""
         partition, end, record = commit
-        for _ in range(ATTEMPTS):
+
+        def without(record: bytes) -> tuple[bytes, int]:
             parts = decode_parts(record)
-            new = [part for part in parts if part.place in left]
-            if len(new) == len(parts):
-                return 0
-            applied, row = self._keyspace.applied("replace record", encode_parts(new), *partition, end, record)
-            if applied or not row:
-                return len(parts) - len(new) if applied else 0
-            record = row[-1]
+            kept = [part for part in parts if part.place in left]
+            return encode_parts(kept) if len(kept) < len(parts) else record, len(parts) - len(kept)
+
+        return self._replace("replace record", (*partition, end), record, without)
+
+    def _replace(
+        self, statement: str, key: tuple[object, ...], old: bytes, change: Callable[[bytes], tuple[bytes, T]]
+    ) -> T:
+        """A row by what `change` makes of it, which is asked again if others were faster; what it says besides."""
+        for _ in range(ATTEMPTS):
+            new, said = change(old)
+            if new == old:
+                return said
+            applied, row = self._keyspace.applied(statement, new, *key, old)
+            if applied or not row:  # the game was deleted meanwhile
+                return said
+            old = row[-1]
         raise StoreBusy("others erase from the same fragments: try again in a second")
 
-    def _claims(self, statement: str, bucket: int, fragments: Iterable[Fragment]) -> None:
-        shards: dict[int, list[bytes]] = {}
-        for f in fragments:
-            shard, key = locate(f.id)
-            shards.setdefault(shard, []).append(key)
-        with self._keyspace.asking():
-            asked = [(shard, self._keyspace.start("claims", shard, keys)) for shard, keys in shards.items()]
-            futures = [
-                self._keyspace.start(statement, shard, key, where)
-                for shard, future in asked
-                for key, where, _ in future.result()
-                if (place := decode_place(where)).game == self._game and place.bucket == bucket
-            ]
-            for future in futures:
-                future.result()
+    def _claims(self, statement: str, bucket: int, block: Block, doomed: Callable[[Fragment], bool]) -> None:
+        claims = []
+        for at, f in zip(block.places, block.fragments, strict=True):
+            if doomed(f):
+                claims.append((*locate(f.id), block.claim or older_claim(self._game, bucket, at, f), digest(f)))
+        self._keyspace.write(statement, claims)
 
     def everything(self) -> None:
         """Of a game that is not registered any more. Heads go first, and nothing can be committed after them."""
@@ -150,7 +153,7 @@ class Eraser:
             partition = (self._game, head.day, bucket)
             self._keyspace.run("drop head", self._game, bucket)
             for _, body in self._keyspace.pages("blocks", *partition, 0, END, fetch_size=PAGE):
-                self._claims("delete claim", bucket, decode_block(body).fragments)
+                self._claims("delete claim", bucket, decode_block(body), lambda _: True)
             self._keyspace.run("drop blocks", *partition)
             self._keyspace.run("drop records", *partition)
         epoch = 0

@@ -29,9 +29,9 @@ __all__ = [
     "Blob",
     "Budget",
     "Endpoint",
+    "HTTPProblem",
     "Handler",
     "Hold",
-    "Refusal",
     "answer",
     "decode",
     "media_type",
@@ -53,7 +53,7 @@ Handler = Callable[[Request], Awaitable[Response]]
 T = TypeVar("T")
 
 
-class Refusal(Exception):
+class HTTPProblem(Exception):
     """Ends a request with a problem. `detail` is for a person: what was found, what to do."""
 
     def __init__(
@@ -125,13 +125,13 @@ class Hold:
         budget, theirs = self._budget, self._budget.incomplete[self._address]
         # A request that is alone may exceed its limit: it would otherwise never get in.
         if budget.used + size > budget.limit and budget.used > self._size:
-            raise Refusal(
+            raise HTTPProblem(
                 503,
                 f"the server has {budget.used >> 20} MiB of uploads waiting for its disk: try again in a second",
                 headers={"retry-after": "1"},
             )
         if budget.used + size > budget.limit // 2 and theirs + size > budget.share and theirs > self._size:
-            raise Refusal(
+            raise HTTPProblem(
                 503,
                 f"your address has {theirs >> 20} MiB of uploads here that are not complete: finish some of them first",
                 headers={"retry-after": "1"},
@@ -178,7 +178,9 @@ def media_type(request: Request, *allowed: str) -> str:
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if kind not in allowed:
         found = f"is {kind!r}" if kind else "is missing"
-        raise Refusal(415, f"Content-Type {found}: send {' or '.join(allowed)}", headers={"accept": ", ".join(allowed)})
+        raise HTTPProblem(
+            415, f"Content-Type {found}: send {' or '.join(allowed)}", headers={"accept": ", ".join(allowed)}
+        )
     return kind
 
 
@@ -210,15 +212,15 @@ async def read_body(request: Request, limit: int, hold: Hold, advice: str = SEVE
                     patience.reschedule(min(clock() + PACE, end))
     except TimeoutError as error:
         found = f"{size} bytes came in {clock() - begin:.1f} s"
-        raise Refusal(
+        raise HTTPProblem(
             408, f"the body comes too slowly ({found}): send less in one request", headers={"connection": "close"}
         ) from error
     hold.complete()
     return chunks[0] if len(chunks) == 1 else b"".join(chunks)
 
 
-def _too_large(found: str, limit: int, advice: str) -> Refusal:
-    return Refusal(413, f"{found}, at most {limit} are allowed: {advice}")
+def _too_large(found: str, limit: int, advice: str) -> HTTPProblem:
+    return HTTPProblem(413, f"{found}, at most {limit} are allowed: {advice}")
 
 
 def content_length(scope: Scope) -> int | None:
@@ -233,7 +235,7 @@ def decode(body: bytes, kind: str, into: type[T], what: str) -> T:
     try:
         return decoder(body, type=into)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        raise Refusal(422, f"the body is not {what}: {error}") from error
+        raise HTTPProblem(422, f"the body is not {what}: {error}") from error
 
 
 def query_int(request: Request, name: str, default: int, low: int, high: int) -> int:
@@ -241,7 +243,7 @@ def query_int(request: Request, name: str, default: int, low: int, high: int) ->
     if text is None:
         return default
     if not (text.isascii() and text.isdigit() and len(text) < 10 and low <= int(text) <= high):
-        raise Refusal(422, f"{name} is {text[:50]!r}: give a whole number from {low} to {high}")
+        raise HTTPProblem(422, f"{name} is {text[:50]!r}: give a whole number from {low} to {high}")
     return int(text)
 
 
@@ -249,7 +251,7 @@ class Endpoint:
     """Runs one route's handler: turns what it raises into problems, counts, and never lets a stack trace out."""
 
     def __init__(self, route: str, handler: Handler, metrics: Metrics, check: Callable[[Scope], None]) -> None:
-        """`check` raises a Refusal for requests that the handler shall not see."""
+        """`check` raises a HTTPProblem for requests that the handler shall not see."""
         self._route = route
         self._handler = handler
         self._check = check
@@ -264,14 +266,14 @@ class Endpoint:
             self._metrics.request(self._route, scope["method"], 499)  # nobody is left to answer
             return
         except asyncio.CancelledError:  # only a shutdown cancels requests, those that do not end in time
-            response = Refusal(503, "the server is stopping: try again", headers={"retry-after": "5"}).response()
-        except Refusal as refusal:
+            response = HTTPProblem(503, "the server is stopping: try again", headers={"retry-after": "5"}).response()
+        except HTTPProblem as refusal:
             response = refusal.response()
         except (SparringError, StoreFull) as error:
             response = _explain(error, scope["path"]).response()
         except Exception:
             log.exception("%s failed", scope["path"])
-            response = Refusal(500, FAILED).response()
+            response = HTTPProblem(500, FAILED).response()
         self._metrics.request(self._route, scope["method"], response.status_code)
         if body.left_large:
             await _send_and_linger(response, scope, body.receive, send)
@@ -279,25 +281,27 @@ class Endpoint:
             await response(scope, body.receive, send)
 
 
-def _explain(error: Exception, path: str) -> Refusal:
+def _explain(error: Exception, path: str) -> HTTPProblem:
     match error:
         case TooLarge():
-            return Refusal(413, str(error))
+            return HTTPProblem(413, str(error))
         case InputError():
-            return Refusal(422, str(error))
+            return HTTPProblem(422, str(error))
         case Busy():
-            return Refusal(503, str(error), headers={"retry-after": "1"})
+            return HTTPProblem(503, str(error), headers={"retry-after": "1"})
         case RegistryError():
             log.error("%s: %s", path, error)
-            return Refusal(503, "the models' registry does not answer: try again later", headers={"retry-after": "5"})
+            return HTTPProblem(
+                503, "the models' registry does not answer: try again later", headers={"retry-after": "5"}
+            )
         case StoreAway():
             log.error("%s: %s", path, error)
-            return Refusal(503, AWAY, headers={"retry-after": "5"})
+            return HTTPProblem(503, AWAY, headers={"retry-after": "5"})
         case StoreFull():
             log.error("%s: %s", path, error)
-            return Refusal(507, FULL, headers={"retry-after": "10"})
+            return HTTPProblem(507, FULL, headers={"retry-after": "10"})
     log.error("%s: %s", path, error)
-    return Refusal(500, FAILED)
+    return HTTPProblem(500, FAILED)
 
 
 class _Body:

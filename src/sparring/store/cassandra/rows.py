@@ -2,14 +2,17 @@
 
 import hashlib
 import zlib
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import TypeVar
 
 import msgspec
 
 from sparring.experience import Fragment, wire
 
-__all__ = ["Block", "Part", "Place", "checksum", "decode_block", "decode_parts", "decode_place"]
-__all__ += ["encode_block", "encode_parts", "encode_place", "locate"]
+__all__ = ["Block", "Part", "Place", "checksum", "cut", "decode_block", "decode_parts", "decode_place", "digest"]
+__all__ += ["encode_block", "encode_parts", "encode_place", "locate", "older_claim"]
+
+T = TypeVar("T")
 
 SLOT_BITS = 19  # ids that carry their time: those of 2^19 ms, some nine minutes, share …
 SHARDS = 4  # … so many partitions of claims
@@ -32,10 +35,11 @@ class Part(msgspec.Struct, array_like=True, gc=False):
 
 
 class Block(msgspec.Struct, array_like=True, gc=False):
-    """A row: neighbours in a bucket, all of one commit. The row's key is the last one's place."""
+    """A row: neighbours in a bucket, all of one commit. The row's key is the last one's place, or was."""
 
     places: list[int]
     fragments: list[Fragment]
+    claim: bytes = b""  # the place that the commit's claims say; of version 2: each has its own
 
 
 class Place(msgspec.Struct, array_like=True, frozen=True, gc=False):
@@ -54,9 +58,14 @@ decode_parts = msgspec.msgpack.Decoder(list[Part]).decode
 decode_block = msgspec.msgpack.Decoder(Block).decode
 
 
-def encode_block(places: Sequence[int], bodies: Sequence[bytes | memoryview]) -> bytes:
+def encode_block(places: Sequence[int], bodies: Sequence[bytes | memoryview], claim: bytes) -> bytes:
     """From fragments that are encoded already, each for itself."""
-    return b"\x92" + _encode(places) + wire.array(bodies)  # 0x92: an array of two
+    return b"\x93" + _encode(places) + wire.array(bodies) + _encode(claim)  # 0x93: an array of three
+
+
+def older_claim(game: str, bucket: int, place: int, f: Fragment) -> bytes:
+    """The place that the claim of a fragment says which version 2 stored."""
+    return encode_place(Place(game, bucket, place - f.steps, 0))
 
 
 def checksum(f: Fragment) -> int:
@@ -66,6 +75,12 @@ def checksum(f: Fragment) -> int:
     for column in (f.obs, f.action, f.reward, f.log_prob or b""):
         found = zlib.crc32(column, found)
     return found
+
+
+def digest(f: Fragment) -> bytes:
+    """Which player's fragment of this id it is, without saying who. It outlives the fragment: another player who
+    chooses the id of an erased one has other play."""
+    return hashlib.blake2b(f"{len(f.player)} {f.player} {f.id}".encode(), digest_size=16).digest()
 
 
 def locate(name: str) -> tuple[int, bytes]:
@@ -79,3 +94,18 @@ def locate(name: str) -> tuple[int, bytes]:
         return TIMELESS + (int.from_bytes(key[:6], "big") >> SLOT_BITS) * SHARDS + key[15] % SHARDS, key
     key = hashlib.blake2b(name.encode(), digest_size=24).digest()
     return int.from_bytes(key[:2], "big") % TIMELESS, key
+
+
+def cut(items: Iterable[T], limit: int, size: Callable[[T], int]) -> Iterator[list[T]]:
+    """Pieces of at most so much, or of one item that is larger."""
+    piece: list[T] = []
+    total = 0
+    for item in items:
+        more = size(item)
+        if piece and total + more > limit:
+            yield piece
+            piece, total = [], 0
+        piece.append(item)
+        total += more
+    if piece:
+        yield piece

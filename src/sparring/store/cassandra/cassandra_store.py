@@ -10,7 +10,7 @@
 - `merge`: the order of it all, decided by readers. (`order`: why `tail` misses nothing and repeats nothing.)
 
 Lightweight transactions decide about a bucket's number and its head, about the next entry of the order, about games,
-and about what erasures replace.
+and about what erasures replace. (`migration`: how tables are made and brought up to date.)
 """
 
 import threading
@@ -19,7 +19,8 @@ from bisect import bisect_right
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
-from typing import Any, TypeVar
+from itertools import islice
+from typing import Any
 
 import numpy as np
 
@@ -27,11 +28,13 @@ from sparring.errors import InputError, SparringError
 from sparring.experience import Fragment
 from sparring.games import Game
 from sparring.store.arrival import Submission, failed, refusal, require_checked, require_same, stripes
-from sparring.store.buckets import GROUP, GROUP_FRAGMENTS, Writer
-from sparring.store.eraser import Eraser
-from sparring.store.heads import Head
-from sparring.store.keyspace import Address, Games, Keyspace
-from sparring.store.order import Directory, Episodes, Order, Span, Totals
+from sparring.store.cassandra.buckets import GROUP, GROUP_FRAGMENTS, Writer
+from sparring.store.cassandra.eraser import Eraser
+from sparring.store.cassandra.heads import Head
+from sparring.store.cassandra.keyspace import Address, Games, Keyspace
+from sparring.store.cassandra.order import Directory, Episodes, Order, Span, Totals
+from sparring.store.cassandra.rows import cut, decode_block
+from sparring.store.declarations import Declarations, read_declaration
 from sparring.store.protocol import (
     Episode,
     NotRegistered,
@@ -43,18 +46,14 @@ from sparring.store.protocol import (
     Tail,
     VersionStats,
 )
-from sparring.store.rows import Block, decode_block
 
 __all__ = ["CassandraStore"]
 
-T = TypeVar("T")
 ANSWER = 32 << 20  # bytes in one answer of `tail` or piece of `scan`: fragments of images are large
 PIECE = 1000  # fragments in a piece
 PAGE = 2 << 20  # bytes asked for at once …
 MAX_ROWS = 256  # … if they are as small as the last ones were …
 AHEAD = 4  # … and questions on their way while one's answer is used: so much memory a reader takes
-EVERYTHING = 1 << 30  # a limit that is none
-JOINED = 1 << 16  # steps of stretches that are read as one
 PROBES = 64  # look-ups of `sample` on their way at once
 MISSES = 20  # rounds of look-ups in a row that found nothing, after which it looks again what there is
 SPARSE = 50  # with fewer than one step in so many left by erasures, fragments are counted instead of probed for
@@ -67,7 +66,6 @@ class _View:
         self.key = key
         self.directory, self.order = Directory(keyspace, key), Order(keyspace, key)
         self.totals, self.episodes = Totals(keyspace, key, self.order), Episodes(keyspace, key, self.order)
-        self.folding = threading.Lock()  # guards these two, which are brought up to date by one at a time
 
 
 class CassandraStore:
@@ -77,6 +75,7 @@ class CassandraStore:
         self.address = Address.parse(address)
         self._keyspace = Keyspace(self.address)
         self._games = Games(self._keyspace)
+        self._declarations = Declarations(self.address)
         self._writer = None if readonly else Writer(self._keyspace, self._games)
         self._lock = threading.Lock()
         self._width = PAGE  # bytes of a block, as they were in the last page that was read
@@ -97,11 +96,11 @@ class CassandraStore:
         key = f"{game.name} {uuid.uuid4().hex}"
         applied, row = self._keyspace.applied("register", game.to_json().decode(), key, game.name)
         if not applied:
-            require_same(Game.from_json(row[-1]), game)
+            require_same(read_declaration(game.name, row[-1]), game)
         self._games.forget(game.name)
 
     def games(self) -> list[Game]:
-        return sorted((Game.from_json(spec) for _, spec, _ in self._registered()), key=lambda game: game.name)
+        return self._declared()[0]
 
     def registration(self, game: str) -> str:
         return (self._games.find(game) or ("",))[0]
@@ -115,12 +114,17 @@ class CassandraStore:
         return {name for name, _, paused in self._registered() if paused}
 
     def unreadable(self) -> dict[str, str]:
-        return {}  # `games` leaves none out: it raises
+        return self._declared()[1]
+
+    def _declared(self) -> tuple[list[Game], dict[str, str]]:
+        return self._declarations.read(sorted((name, spec) for name, spec, _ in self._registered()))
 
     def delete_game(self, name: str) -> None:
         """Who writes to it is refused from its next commit on, other readers see it go within a second."""
         self._writing().note_refusals()  # the game's may still be on their way
         for _, key in self._keyspace.run("game", name):
+            if key is None:  # it was deleted before
+                continue
             self._keyspace.applied("unregister", name, key)
             self._games.forget(name)
             Eraser(self._keyspace, key, self._views.pop(key, _View(self._keyspace, key)).directory).everything()
@@ -137,7 +141,7 @@ class CassandraStore:
     def append(self, fragments: Sequence[Fragment]) -> list[Outcome]:
         """On the disks of as many replicas as the consistency asks for, as soon as Cassandra's commit log says so."""
         require_checked(fragments)
-        return self._writing().append(Submission(piece) for piece in _pieces(fragments))
+        return self._writing().append(Submission(piece) for piece in cut(fragments, GROUP, _weight))
 
     def submit(self, fragments: Sequence[Fragment]) -> "Future[list[Outcome]]":
         writer = self._writing()
@@ -187,39 +191,21 @@ class CassandraStore:
             return Tail([], view.order.tip())
         limit = max(limit, 1)
         fragments: list[Fragment] = []
-        cursor, size = after, 0
-        for at, span, block, width in self._follow(view, after, limit):
-            taken = block.fragments[: limit - len(fragments)]
-            fragments += taken
-            cursor = at + block.places[len(taken) - 1] - span.begin
-            size += width
-            if len(fragments) == limit or size >= ANSWER:
-                break
+        begin, cursor, reached, size = -1, after, after, 0
+        while not fragments and reached > begin:  # else all of it was erased: on with what comes after it
+            begin = reached
+            for at, span, bodies in self._read(view.key, view.order.spans(begin), limit + 1):
+                for body in bodies:
+                    block = decode_block(body)
+                    first = bisect_right(block.places, span.begin)  # of a span's first block some may lie before it
+                    if taken := block.fragments[first : first + limit - len(fragments)]:
+                        fragments += taken
+                        cursor = at + block.places[first + len(taken) - 1] - span.begin
+                    size += len(body)
+                    if len(fragments) == limit or size >= ANSWER:
+                        return Tail(fragments, cursor)
+                reached = at + span.steps
         return Tail(fragments, cursor)
-
-    def _follow(self, view: _View, after: int, limit: int) -> Iterator[tuple[int, Span, Block, int]]:
-        """What blocks hold after the cursor, each with its span, the cursor where that begins, and the block's size."""
-        reached = [after]
-        found = False
-        while not found:
-            begin = reached[0]
-            for row in self._blocks(view.key, _joined(_spans(view.order, begin, reached)), limit):
-                found = True
-                yield row
-            if reached[0] == begin:  # else, if nothing was found, all of it was erased: on with what comes after it
-                return
-
-    def _blocks(
-        self, key: str, spans: Iterable[tuple[int, Span]], limit: int
-    ) -> Iterator[tuple[int, Span, Block, int]]:
-        """Of the first block of a span some may lie before it: perhaps all that erasures left of it."""
-        for (at, span), body in self._read(key, spans, limit + 1):
-            block = decode_block(body)
-            first = bisect_right(block.places, span.begin)
-            if first:
-                block = Block(block.places[first:], block.fragments[first:])
-            if block.places:
-                yield at, span, block, len(body)
 
     def scan(self, game: str, share: int = 0, of: int = 1) -> Iterator[list[Fragment]]:
         view = self._view(game)
@@ -230,7 +216,7 @@ class CassandraStore:
         ]
         piece: list[Fragment] = []
         size = 0
-        for _, body in self._read(view.key, spans, EVERYTHING):
+        for body in (body for *_, bodies in self._read(view.key, spans) for body in bodies):
             piece += decode_block(body).fragments
             size += len(body)
             if len(piece) >= PIECE or size >= ANSWER:
@@ -240,35 +226,28 @@ class CassandraStore:
             yield piece
 
     def _read(
-        self, key: str, spans: Iterable[tuple[int, Span]], limit: int
-    ) -> Iterator[tuple[tuple[int, Span], bytes]]:
-        """Blocks that end in the spans, in order; the next questions are on their way while an answer is used."""
-        waiting: deque[tuple[tuple[int, Span], Any]] = deque()
+        self, key: str, spans: Iterable[tuple[int, Span]], most: int = MAX_ROWS
+    ) -> Iterator[tuple[int, Span, list[bytes]]]:
+        """Pages of blocks that end in the spans, in order; while one is used, the next ones are on their way."""
+        waiting: deque[tuple[int, Span, Any]] = deque()
         spans = iter(spans)
         while True:
-            while len(waiting) < AHEAD and (span := next(spans, None)) is not None:
-                where, rows = span[1], min(max(PAGE // self._width, 16), MAX_ROWS)
-                values = (key, where.day, where.bucket, where.begin, where.end, min(limit, EVERYTHING))
-                waiting.append((span, self._keyspace.start("slice", *values, fetch_size=rows)))
+            for at, span in islice(spans, AHEAD - len(waiting)):
+                rows = min(max(PAGE // self._width, 16), MAX_ROWS, most)
+                values = (key, span.day, span.bucket, span.begin, span.end)
+                waiting.append((at, span, self._keyspace.start("blocks", *values, fetch_size=rows)))
             if not waiting:
                 return
-            span, future = waiting.popleft()
-            for (body,) in self._pages(future):
-                yield span, body
-
-    def _pages(self, future: Any) -> Iterator[tuple[bytes]]:
-        """All rows of an answer: while one page is used, the next is fetched."""
-        while True:
-            with self._keyspace.asking():
-                rows = future.result().current_rows
-                more = future.has_more_pages
-                if more:
-                    future.start_fetching_next_page()
-            if rows:
-                self._width = max(sum([len(body) for (body,) in rows]) // len(rows), 1)
-            yield from rows
-            if not more:
-                return
+            at, span, future = waiting.popleft()
+            more = True
+            while more:
+                with self._keyspace.asking():
+                    bodies = [body for _, body in future.result().current_rows]
+                    more = future.has_more_pages
+                    if more:
+                        future.start_fetching_next_page()
+                self._width = max(sum([len(body) for body in bodies]) // max(len(bodies), 1), 1)
+                yield at, span, bodies
 
     def sample(self, game: str, steps: int, rng: np.random.Generator) -> list[Fragment]:
         view = self._view(game)
@@ -284,39 +263,33 @@ class CassandraStore:
         width = max(total // sum(head.fragments for _, head in buckets), 1)  # steps of a fragment, about
         drawn: list[Fragment] = []
         missing, misses = steps, 0
-        found: Iterable[Fragment]
-        while missing > 0:
+        while missing > 0 and misses < MISSES:
             wanted = missing // width + 1
-            if misses == MISSES:  # others erase meanwhile
-                return drawn + self.sample(game, missing, rng)
             if live * SPARSE < total:
                 found = self._pick(game, rng, wanted)
             else:
                 places = rng.integers(total, size=min(wanted * total // live, PROBES))
                 found = self._probe(view.key, buckets, ends, places)
-            misses += 1
+            misses = 0 if found else misses + 1
             for f in found:
-                drawn.append(f)
-                missing, misses = missing - f.steps, 0
-                if missing <= 0:
-                    break
-        return drawn
+                if missing > 0:
+                    drawn.append(f)
+                    missing -= f.steps
+        return drawn + (self.sample(game, missing, rng) if missing > 0 else [])  # others erase meanwhile
 
-    def _probe(self, key: str, buckets: list[tuple[int, Head]], ends: Any, steps: Any) -> Iterator[Fragment]:
+    def _probe(self, key: str, buckets: list[tuple[int, Head]], ends: Any, steps: Any) -> list[Fragment]:
         """The fragments that hold these steps, counted over all buckets; an erased one has none."""
-        asked = []
+        asked, found = [], []
         for step, index in zip(steps.tolist(), np.searchsorted(ends, steps, side="right").tolist(), strict=True):
             bucket, head = buckets[index]
             place = step - (int(ends[index]) - head.steps)
-            asked.append((place, self._keyspace.start("slice", key, head.day, bucket, place, head.steps, 1)))
-        for place, future in asked:
-            with self._keyspace.asking():
-                rows = future.result().current_rows
-            for (body,) in rows:
-                block = decode_block(body)
+            asked.append((place, self._keyspace.start("block", key, head.day, bucket, place, head.steps)))
+        for (place, _), rows in zip(asked, self._keyspace.wait([future for _, future in asked]), strict=True):
+            for block in [decode_block(body) for (body,) in rows]:
                 index = bisect_right(block.places, place)
                 if index < len(block.places) and block.places[index] - block.fragments[index].steps <= place:
-                    yield block.fragments[index]
+                    found.append(block.fragments[index])
+        return found
 
     def _pick(self, game: str, rng: np.random.Generator, count: int) -> list[Fragment]:
         """Where so much was erased that probes mostly find nothing: so many of all there are, drawn as they come by."""
@@ -343,15 +316,10 @@ class CassandraStore:
         return self._totals(game).versions
 
     def episodes(self, game: str, after: int = 0, limit: int = 1000) -> list[Episode]:
-        view = self._view(game)
-        with view.folding:
-            return view.episodes.after(after, limit)
+        return self._view(game).episodes.after(after, limit)
 
     def _totals(self, game: str) -> Totals:
-        view = self._view(game)
-        with view.folding:
-            view.totals.advance()
-            return view.totals
+        return self._view(game).totals.advance()
 
     def _view(self, game: str) -> _View:
         key = self._games.key(game)
@@ -359,40 +327,6 @@ class CassandraStore:
             return self._views.setdefault(key, _View(self._keyspace, key))
 
 
-def _pieces(fragments: Sequence[Fragment]) -> Iterator[Sequence[Fragment]]:
-    """Of the size of a group, so that a large batch takes no more memory than a small one."""
-    first, size = 0, 0
-    for i, f in enumerate(fragments):
-        size += len(f.obs) + len(f.action) + len(f.reward)
-        if i + 1 - first == GROUP_FRAGMENTS or size >= GROUP:
-            yield fragments[first : i + 1]
-            first, size = i + 1, 0
-    if first < len(fragments) or not fragments:
-        yield fragments[first:]
-
-
-def _spans(order: Order, begin: int, reached: list[int]) -> Iterator[tuple[int, Span]]:
-    """Stretches after the cursor, each with its own; the log is not extended for more than there is in it."""
-    for entry in order.entries(begin, enough=lambda: reached[0] > begin):
-        at = entry.at
-        for span in entry.spans:
-            skipped = max(begin - at, 0)
-            if skipped < span.steps:
-                yield at + skipped, Span(span.day, span.bucket, span.begin + skipped, span.end)
-            at += span.steps
-        reached[0] = entry.end
-
-
-def _joined(spans: Iterable[tuple[int, Span]]) -> Iterator[tuple[int, Span]]:
-    """Neighbours as one: a reader who follows closely left many short entries behind, all of one bucket."""
-    last: tuple[int, Span] | None = None
-    for at, span in spans:
-        if last is not None:
-            before = last[1]
-            if before.steps < JOINED and (before.bucket, before.end) == (span.bucket, span.begin):
-                last = last[0], Span(span.day, span.bucket, before.begin, span.end)
-                continue
-            yield last
-        last = at, span
-    if last is not None:
-        yield last
+def _weight(f: Fragment) -> int:
+    """As part of a group, so that a large batch takes no more memory than a small one."""
+    return max(len(f.obs) + len(f.action) + len(f.reward), GROUP // GROUP_FRAGMENTS)

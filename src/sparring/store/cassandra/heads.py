@@ -6,11 +6,11 @@ something in a bucket will ever be committed closes the bucket and knows. This h
 long a process was away: a commit that comes after the closing is not applied.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Mapping
 
 import msgspec
 
-from sparring.store.keyspace import Keyspace
+from sparring.store.cassandra.keyspace import Keyspace
 from sparring.store.protocol import StoreBusy
 
 __all__ = ["Head", "advance", "close", "read"]
@@ -31,12 +31,10 @@ class Head(msgspec.Struct, array_like=True, frozen=True):
 
 def read(keyspace: Keyspace, game: str, days: Mapping[int, int]) -> dict[int, Head]:
     """Of these buckets, by number; `days` are theirs. One that has no head yet is empty and open."""
-    heads = {number: Head(day) for number, day in days.items()}
-    asked = [keyspace.start("heads", game, some) for some in _some(list(days))]
-    with keyspace.asking():
-        for future in asked:
-            for number, steps, fragments, size, closed in future.result():
-                heads[number] = Head(days[number], steps, fragments, size, closed)
+    heads, numbers = {number: Head(day) for number, day in days.items()}, list(days)
+    asked = [keyspace.start("heads", game, numbers[at : at + AT_ONCE]) for at in range(0, len(numbers), AT_ONCE)]
+    for rows in keyspace.wait(asked):
+        heads |= {number: Head(days[number], *head) for number, *head in rows}
     return heads
 
 
@@ -55,8 +53,3 @@ def close(keyspace: Keyspace, game: str, number: int, head: Head) -> Head:
             return closed
         head = read(keyspace, game, {number: head.day})[number]
     raise StoreBusy(f"bucket {number} of {game} grows faster than it can be closed: try again in a second")
-
-
-def _some(numbers: list[int]) -> Iterator[Iterable[int]]:
-    for at in range(0, len(numbers), AT_ONCE):
-        yield numbers[at : at + AT_ONCE]

@@ -1,0 +1,67 @@
+"""Rooms know each other in one direction. docs/architecture.md has the same list."""
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+PACKAGE = ROOT / "src" / "sparring"
+# A room imports only from rooms above it. Imports inside functions count, too.
+# fmt: off
+ORDER = [
+    "errors", "files", "fields", "plugins",
+    "games", "experience", "networks", "export",
+    "aws", "store", "registry", "api", "heartbeat", "terminal",
+    "stream", "client", "players",
+    "algorithms", "search_space", "experiment", "launch", "runs", "callbacks",
+    "rollout", "training", "policies", "rllib", "sweep", "json_schemas", "trainer", "bench",
+    "dashboard", "gateway", "platform", "demo", "cli",
+]
+# fmt: on
+
+
+def rooms_of(module: str) -> str | None:
+    """`sparring.games.spec` → games; the package itself and its version are everybody's."""
+    return module.split(".")[1] if "." in module else None
+
+
+def imports(path: Path) -> Iterator[str]:
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.ImportFrom) and node.module and node.level == 0:
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+        elif isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+
+
+def test_each_room_knows_only_rooms_above_it():
+    wrong = []
+    for path in PACKAGE.rglob("*.py"):
+        room = path.relative_to(PACKAGE).parts[0].removesuffix(".py")
+        if room == "__init__":  # the public names, loaded on demand
+            continue
+        for module in imports(path):
+            other = rooms_of(module) if module.startswith("sparring.") else None
+            if other in (None, room, "__version__"):
+                continue
+            if other not in ORDER[: ORDER.index(room)]:
+                wrong.append(f"{path.relative_to(PACKAGE)} imports {module}")
+    assert not wrong, "\n".join(wrong)
+
+
+def test_the_list_is_complete():
+    rooms = {path.relative_to(PACKAGE).parts[0].removesuffix(".py") for path in PACKAGE.rglob("*.py")}
+    assert rooms - {"__init__"} == set(ORDER)
+
+
+def test_two_modules_do_not_share_a_name():
+    names = [path.name for path in PACKAGE.rglob("*.py")]
+    shared = {name for name in names if names.count(name) > 1}
+    assert shared <= {"__init__.py", "__main__.py", "protocol.py", "registry.py", "spec.py", "kinesis.py"}
+
+
+def test_the_page_says_the_same():
+    page = (ROOT / "docs" / "architecture.md").read_text()
+    listed = re.search(r"<!-- rooms -->\n```\n(.*?)```", page, re.S)
+    assert listed is not None
+    assert listed[1].split() == ORDER
