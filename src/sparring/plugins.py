@@ -4,13 +4,17 @@ stores and metrics sinks are found here, so that all of them are named, loaded a
 import difflib
 import importlib
 import os
+import re
 import sys
 from collections.abc import Mapping
 from typing import Any
+from urllib.parse import parse_qsl
 
 from sparring.errors import InputError
 
-__all__ = ["check_name", "find", "is_outside"]
+__all__ = ["check_name", "find", "is_outside", "make", "parse_outside"]
+
+OUTSIDE = re.compile(r"([A-Za-z_][\w.]*:[A-Za-z_]\w*)(?:\?(.*))?")  # module:Attribute, with options in addresses
 
 
 def is_outside(name: str) -> bool:
@@ -55,3 +59,32 @@ def find(kind: str, name: str, ours: Mapping[str, str]) -> Any:
         near = difflib.get_close_matches(attribute, names, 1)
         hint = f", did you mean {near[0]!r}?" if near else ""
         raise InputError(f"{kind} {name!r}: {module!r} has no {attribute!r}{hint}") from error
+
+
+def parse_outside(address: str) -> tuple[str, dict[str, str]] | None:
+    """Of an address `module:Class?option=value&…`: the name and the options. None: it is none, such as a URL, a path
+    or a file that is there."""
+    found = OUTSIDE.fullmatch(address)
+    if found is None or os.path.exists(address):
+        return None
+    return found[1], dict(parse_qsl(found[2] or "", keep_blank_values=True))
+
+
+def make(kind: str, name: str, options: Mapping[str, Any], kind_of: type) -> Any:
+    """A part from outside, made with its options.
+
+    :param kind: what it is, for errors.
+    :param name: `module:Class`.
+    :param options: its keyword arguments.
+    :param kind_of: the class or protocol that it has to follow.
+    :raises InputError: there is none, it does not take these options, or lacks what it has to have.
+    """
+    found = find(kind, name, {})
+    needed = [key for key in dir(kind_of) if not key.startswith("_") and callable(getattr(kind_of, key))]
+    if missing := [key for key in needed if not hasattr(found, key)]:
+        raise InputError(f"{kind} {name!r} has no {', '.join(missing)}: see {kind_of.__module__}.{kind_of.__name__}")
+    try:
+        return found(**options)
+    except TypeError as error:
+        given = ", ".join(options) or "no options"
+        raise InputError(f"{kind} {name!r} cannot be made with {given}: {error}") from error

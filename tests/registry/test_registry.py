@@ -156,16 +156,17 @@ def test_a_publisher_killed_half_way_is_never_seen(registry: Registry, policy: P
 
 KILLED = """
 import os, signal, sys
+import obstore
 import sparring.registry.registry as module
 from sparring.export import weights
-put, left = module.obstore.put, int(sys.argv[2])
+put, left = obstore.put, int(sys.argv[2])
 def dying(store, path, data, **options):
     global left
     left -= 1
     if left < 0:
         os.kill(os.getpid(), signal.SIGKILL)
     return put(store, path, data, **options)
-module.obstore.put = dying
+obstore.put = dying
 policy = weights.load(open(sys.argv[3], "rb").read())
 module.Registry(sys.argv[1]).publish(policy, algorithm="dqn")
 """
@@ -314,7 +315,7 @@ def test_a_bucket_pointer_moved_in_between_is_read_again(policy: Policy, monkeyp
             put(store, path, msgspec.json.encode({"version": 9, "sha256": "0"}))
         return put(store, path, data, **options)
 
-    monkeypatch.setattr(module.obstore, "put", racing)
+    monkeypatch.setattr(obstore, "put", racing)
     registry.publish(policy, algorithm="dqn")
     assert "e_tag" in raced[0]
     assert json.loads(registry._get(f"{MODEL}/latest.json") or b"")["version"] == 9
@@ -409,7 +410,7 @@ def test_latest_is_cheap_and_notices_other_publishers(
         reads.append(path)
         return get(store, path)
 
-    monkeypatch.setattr(module.obstore, "get", counting)
+    monkeypatch.setattr(obstore, "get", counting)
     assert reader.latest("CartPole-v1", "bot") == reader.latest("CartPole-v1", "bot")
     assert reads == [f"{MODEL}/latest.json"] * 2
     published = registry.publish(policy, algorithm="dqn")
@@ -431,7 +432,7 @@ def test_every_file_is_on_disk_before_the_manifest_appears(
         synced.add(Path(os.readlink(f"/proc/self/fd/{descriptor}")))
         fsync(descriptor)
 
-    monkeypatch.setattr(module.obstore, "put", watching)
+    monkeypatch.setattr(obstore, "put", watching)
     monkeypatch.setattr(os, "fsync", noting)
     registry.publish(policy, algorithm="dqn")
     folder = tmp_path / MODEL / "1"
@@ -480,14 +481,14 @@ def test_a_store_that_fails_is_not_taken_for_an_empty_one(
         raise obstore.exceptions.GenericError("no route to host\n\nDebug source: pages of it")
 
     monkeypatch.setattr(
-        module.obstore, "get", lambda store, path: (get if path.endswith("latest.json") else failing)(store, path)
+        obstore, "get", lambda store, path: (get if path.endswith("latest.json") else failing)(store, path)
     )
     with pytest.raises(SparringError, match="no route to host"):
         registry.latest("CartPole-v1", "bot")
-    monkeypatch.setattr(module.obstore, "get", failing)
+    monkeypatch.setattr(obstore, "get", failing)
     with pytest.raises(SparringError, match=r"cannot read .*: no route to host$"):
         registry.latest("CartPole-v1", "bot")
-    monkeypatch.setattr(module.obstore, "put", failing)
+    monkeypatch.setattr(obstore, "put", failing)
     with pytest.raises(SparringError, match="cannot"):
         registry.publish(policy, algorithm="dqn")
 

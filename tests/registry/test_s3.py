@@ -228,12 +228,12 @@ def test_a_race_for_a_version_has_one_winner(
     together, attempts, lock = threading.Barrier(8), [], threading.Lock()
     put = Registry._put
 
-    def at_once(self: Registry, path: str, content: bytes, mode: Any) -> None:
+    def at_once(self: Registry, path: str, content: bytes, **condition: Any) -> None:
         if path == f"{MODEL}/1/policy.onnx":
             together.wait(30)  # everybody has seen that no version is there
         won = False
         try:
-            put(self, path, content, mode)
+            put(self, path, content, **condition)
             won = True
         finally:
             if path.endswith("policy.onnx"):
@@ -326,10 +326,10 @@ def test_a_slow_publisher_does_not_move_latest_back(
     slow, quick = Registry(address), Registry(address)
     put = Registry._put
 
-    def overtaken(self: Registry, path: str, content: bytes, mode: Any) -> None:
+    def overtaken(self: Registry, path: str, content: bytes, **condition: Any) -> None:
         if self is slow and path.endswith("latest.json") and not quick.versions("CartPole-v1")[1:]:
             assert quick.publish(policy, algorithm="dqn").version == 2
-        put(self, path, content, mode)
+        put(self, path, content, **condition)
 
     monkeypatch.setattr(Registry, "_put", overtaken)
     assert slow.publish(policy, algorithm="dqn").version == 1
@@ -347,7 +347,7 @@ def test_a_write_that_is_sent_twice(
             put(store, path, content, **options)
         return put(store, path, content, **options)
 
-    monkeypatch.setattr(module.obstore, "put", twice)
+    monkeypatch.setattr(obstore, "put", twice)
     manifest = Registry(address).publish(policy, algorithm="dqn")
     assert Registry(address).latest("CartPole-v1") == manifest
 
@@ -427,10 +427,10 @@ def test_killed_while_publishing(mortal: S3Server, policy: Policy, monkeypatch: 
                 mortal.kill()
             return done
 
-        monkeypatch.setattr(module.obstore, "put", dying)
+        monkeypatch.setattr(obstore, "put", dying)
         with pytest.raises(RegistryError, match="cannot write"):
             registry.publish(policy, algorithm="dqn")
-        monkeypatch.setattr(module.obstore, "put", put)
+        monkeypatch.setattr(obstore, "put", put)
         mortal.start()
         assert stranger("GET", f"{bucket.public_url}/{MODEL}/latest.json").json()["version"] == 1
         assert Registry(address).latest("CartPole-v1") == first

@@ -5,6 +5,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from urllib.parse import quote
 
 import msgspec
 import numpy as np
@@ -22,13 +23,15 @@ from sparring.store.sqlite import SqliteStore
 STORED, DUPLICATE, CONFLICT, ERASED = Outcome.STORED, Outcome.DUPLICATE, Outcome.CONFLICT, Outcome.ERASED
 
 
-@pytest.fixture(params=["sqlite", "memory", pytest.param("cassandra", marks=pytest.mark.real)])
+@pytest.fixture(params=["sqlite", "memory", "outside", pytest.param("cassandra", marks=pytest.mark.real)])
 def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Store]:
     match request.param:
         case "sqlite":
             store: Store = SqliteStore(tmp_path / "store.db")
         case "memory":
             store = MemoryStore()
+        case "outside":  # somebody else's, by its address
+            store = open_store(f"outside_store:Filed?path={quote(str(tmp_path))}")
         case _:
             store = open_store(request.getfixturevalue("cassandra_address"))
     store.register(POLE)

@@ -51,7 +51,10 @@ def demo(
 def up(
     data: DataOption = Path(".sparring"),
     store: Annotated[
-        str | None, typer.Option(help="Another store than the directory's: cassandra://HOST[:PORT][,HOST…]/KEYSPACE.")
+        str | None,
+        typer.Option(
+            help="Another store than the directory's: cassandra://HOST[:PORT][,HOST…]/KEYSPACE, or module:Class."
+        ),
     ] = None,
     host: Annotated[
         str, typer.Option(help="Address to listen on. There is no access control yet: keep it local.")

@@ -285,14 +285,14 @@ def _other_game(ours: "Game", name: str, registry: "Models", address: str) -> "G
 def _find_game(name: str, registry: "Models", address: str) -> "Game":
     """By its declaration, the registry's newest version of it, or the store beside the registry's directory."""
     from sparring.games import catalog
-    from sparring.store import open_store
+    from sparring.store import is_file, open_store
 
     if name.endswith(".json"):
         return catalog.load(name)
     if (latest := registry.latest(name)) is not None:
         return latest.game
     store = Path(address).parent / "store.db"
-    if "://" not in address and store.is_file():
+    if is_file(address) and store.is_file():
         with closing(open_store(str(store), readonly=True)) as opened:
             if (found := next((game for game in opened.games() if game.name == name), None)) is not None:
                 return found

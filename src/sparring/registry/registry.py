@@ -13,27 +13,22 @@ all the same, the manifest's hashes tell, and `latest` is the newest version tha
 """
 
 import hashlib
-import itertools
 import logging
 import math
 import re
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import msgspec
-import obstore
-from obstore.exceptions import AlreadyExistsError, BaseError, PreconditionError
-from obstore.store import LocalStore, from_url
 
-from sparring import files as disk
-from sparring.aws.s3 import Bucket
 from sparring.errors import InputError, SparringError
 from sparring.export import onnx, onnx_check, weights
 from sparring.games.spec import NAME
 from sparring.networks.policy import Policy
+from sparring.registry.backends import Conflict, line, open_backend
 from sparring.registry.card import card
 from sparring.registry.manifest import DEFAULT_MODEL, DataSpan, FileInfo, Manifest, Pointer
 
@@ -63,40 +58,27 @@ class Registry:
     Safe to share between threads, and its location between processes and machines. (Not across a fork: obstore has
     threads of its own.)
 
-    :param location: A directory, or a bucket's URL such as s3://BUCKET/PREFIX?region=…
+    :param location: A directory, a bucket's URL such as s3://BUCKET/PREFIX?region=…, or `module:Class?option=value`:
+        a backend from outside (`sparring.registry.backends.Backend`).
     :raises InputError: there can be no registry at that location.
     """
 
     def __init__(self, location: str | Path) -> None:
-        url = str(location)
-        self._root = None if "://" in url else Path(url).absolute()
-        self._bucket = Bucket.parse(url) if url.startswith("s3://") else None
-        self._store: Any  # obstore's stores share functions, not a type
-        try:
-            if self._bucket is not None:
-                self._store = self._bucket.store()
-            elif self._root is None:
-                self._store = from_url(url)
-            else:
-                self._root.mkdir(parents=True, exist_ok=True)
-                self._store = LocalStore(self._root)
-        except (BaseError, ValueError, OSError) as error:
-            raise InputError(f"no registry can be at {url}: {_line(error)}") from error
+        self._backend = open_backend(str(location))
         self._latest: dict[tuple[str, str], tuple[bytes | None, Manifest | None]] = {}
 
     def __str__(self) -> str:
-        return str(self._root or self._bucket or self._store)
+        return str(self._backend)
 
     def check(self) -> None:
         """Before work that would end here: InputError when the address, the credentials or the rights are wrong,
         RegistryError when the place does not answer."""
-        if self._bucket is not None:
-            try:
-                self._bucket.check()
-            except InputError:
-                raise
-            except SparringError as error:
-                raise RegistryError(str(error)) from error
+        try:
+            self._backend.check()
+        except InputError:
+            raise
+        except SparringError as error:
+            raise RegistryError(str(error)) from error
 
     def publish(
         self,
@@ -146,12 +128,12 @@ class Registry:
         files["card.md"] = card(manifest, policy).encode()
         for name in ("policy.safetensors", "card.md"):
             self._create(f"{folder}/{version}/{name}", files[name])
-        self._sync(f"{folder}/{version}", *files)
+        self._backend.sync(f"{folder}/{version}", *files)
         sums = {name: FileInfo(_sha256(content), len(content)) for name, content in files.items()}
         manifest = msgspec.structs.replace(manifest, files=sums)
         text = msgspec.json.format(msgspec.json.encode(manifest))
         self._create(f"{folder}/{version}/manifest.json", text)
-        self._sync(f"{folder}/{version}", "manifest.json")
+        self._backend.sync(f"{folder}/{version}", "manifest.json")
         self._point(folder, Pointer(version, _sha256(text)))
         return manifest
 
@@ -208,10 +190,9 @@ class Registry:
 
     def _published(self, folder: str) -> Iterator[tuple[str, str, int]]:
         with self._explained(f"list {folder} in"):
-            for batch in obstore.list(self._store, folder):
-                for found in map(MANIFEST.fullmatch, (entry["path"] for entry in batch)):
-                    if found:
-                        yield found[1], found[2], int(found[3])
+            for found in map(MANIFEST.fullmatch, self._backend.list(folder)):
+                if found:
+                    yield found[1], found[2], int(found[3])
 
     def _manifest(self, game: str, model: str, version: int, sha256: str | None) -> Manifest:
         text = self._get(f"{_folder(game, model)}/{_number(version)}/manifest.json")
@@ -252,23 +233,20 @@ class Registry:
 
     def _get(self, path: str) -> bytes | None:
         with self._explained(f"read {path} in"):
-            try:
-                return bytes(obstore.get(self._store, path).bytes())
-            except FileNotFoundError:
-                return None
+            found = self._backend.get(path)
+        return None if found is None else found.data
 
     # Writing
 
     def _claim(self, folder: str, content: bytes) -> int:
         with self._explained(f"list {folder} in"):
-            found = obstore.list_with_delimiter(self._store, folder)["common_prefixes"]
-        used = [int(name) for name in (path.rpartition("/")[2] for path in found) if VERSION.fullmatch(name)]
+            used = [int(name) for name in self._backend.folders(folder) if VERSION.fullmatch(name)]
         pointer = _pointer(self._get(f"{folder}/latest.json"))
         version = max([*used, pointer.version if pointer else 0]) + 1
         while True:
             try:
-                self._put(f"{folder}/{version}/policy.onnx", content, "create")
-            except AlreadyExistsError:
+                self._put(f"{folder}/{version}/policy.onnx", content, absent=True)
+            except Conflict:
                 version += 1  # another publisher was quicker
             else:
                 return version
@@ -277,47 +255,42 @@ class Registry:
         """Moves `latest.json` to this version unless it is at a later one already."""
         path, text = f"{folder}/latest.json", msgspec.json.encode(pointer)
         while True:
-            with self._alone(folder):
-                try:
-                    with self._explained(f"read {path} in"):
-                        found = obstore.get(self._store, path)
-                    current, mode = _pointer(bytes(found.bytes())), {"e_tag": found.meta["e_tag"]}
-                except FileNotFoundError:
-                    current, mode = None, None
+            with self._backend.alone(folder):
+                with self._explained(f"read {path} in"):
+                    found = self._backend.get(path)
+                current = None if found is None else _pointer(found.data)
                 if current is not None and current.version >= pointer.version:
                     return
                 try:
-                    self._put(path, text, ("overwrite" if self._root else mode) if mode else "create")
-                except (AlreadyExistsError, PreconditionError):
+                    self._put(path, text, absent=found is None, tag="" if found is None else found.tag)
+                except Conflict:
                     continue  # somebody else moved it in between
-                self._sync(folder, "latest.json")
+                self._backend.sync(folder, "latest.json")
                 return
 
     def _create(self, path: str, content: bytes) -> None:
         """A file of a version that is ours. It may be there: a write whose answer was lost is sent again."""
         try:
-            self._put(path, content, "create")
-        except AlreadyExistsError as error:
+            self._put(path, content, absent=True)
+        except Conflict as error:
             if self._get(path) != content:
                 raise SparringError(
                     f"{path} was written by somebody else: nothing but publishers may write there"
                 ) from error
 
-    def _put(self, path: str, content: bytes, mode: Any) -> None:
+    def _put(self, path: str, content: bytes, *, absent: bool = False, tag: str = "") -> None:
         kind = TYPES.get(path[path.rfind(".") :], "application/octet-stream")
         told = POINTER if path.endswith("/latest.json") else {"Content-Type": kind, "Cache-Control": FOREVER}
         with self._explained(f"write {path} to"):
-            # Directories keep no such things.
-            obstore.put(self._store, path, content, mode=mode, attributes=None if self._root else told)
+            self._backend.put(path, content, told, absent=absent, tag=tag)
 
     def delete_game(self, game: str) -> int:
         """All that was published of a game: how many versions. Their numbers are not given out again: whoever kept a
         version, which they may for ever, must not take another one for it."""
         found: dict[str, list[tuple[str, int]]] = {}  # by model: paths and versions
         with self._explained(f"list {game} in"):
-            for batch in obstore.list(self._store, _folder(game)):
-                for ours in filter(None, (OURS.fullmatch(entry["path"]) for entry in batch)):
-                    found.setdefault(ours[1], []).append((ours[0], int(ours[2] or 0)))
+            for ours in filter(None, map(OURS.fullmatch, self._backend.list(_folder(game)))):
+                found.setdefault(ours[1], []).append((ours[0], int(ours[2] or 0)))
         for model, paths in found.items():
             self._retire(_folder(game, model), dict(paths))
             self._latest.pop((game, model), None)
@@ -332,44 +305,20 @@ class Registry:
         if not gone:
             return
         if last:
-            self._put(claim, b"", "overwrite")
+            self._put(claim, b"")
         with self._explained(f"delete {folder} in"):
-            if self._root is None:
-                obstore.delete(self._store, gone)
-                return
-            for path in gone:
-                (self._root / path).unlink(missing_ok=True)
-            for version in {*paths.values()} - {0, last}:
-                with suppress(OSError):  # not empty: somebody is just publishing into it
-                    (self._root / folder / str(version)).rmdir()
-        self._sync(f"{folder}/{last}" if last else folder)
-
-    @contextmanager
-    def _alone(self, folder: str) -> Iterator[None]:
-        """Directories have no conditional write, as buckets do; publishers take turns instead."""
-        if self._root is None:
-            yield
-            return
-        with disk.locked(self._root / folder, wait=True):
-            yield
-
-    def _sync(self, folder: str, *names: str) -> None:
-        """Files, and the names that lead to them, onto the disk. A bucket's write is durable when it returns."""
-        if self._root is None:
-            return
-        place = self._root / folder
-        ways = [place, *itertools.takewhile(lambda path: path != self._root, place.parents), self._root]
-        disk.sync(*(place / name for name in names), *ways)
+            self._backend.delete(gone)
+        self._backend.sync(f"{folder}/{last}" if last else folder)
 
     @contextmanager
     def _explained(self, what: str) -> Iterator[None]:
         """The store's failures in one line; its own messages are pages of Rust."""
         try:
             yield
-        except (AlreadyExistsError, PreconditionError, FileNotFoundError):
+        except (Conflict, SparringError):
             raise
-        except (BaseError, OSError) as error:
-            raise RegistryError(f"cannot {what} the registry at {self}: {_line(error)}") from error
+        except Exception as error:  # whatever a backend has for it
+            raise RegistryError(f"cannot {what} the registry at {self}: {line(error)}") from error
 
 
 def _folder(game: str, model: str | None = None) -> str:
@@ -420,15 +369,6 @@ def _check_round_trip(manifest: Manifest) -> None:
     if again != manifest:
         wrong = [f for f in manifest.__struct_fields__ if getattr(again, f) != getattr(manifest, f)]
         raise InputError(f"a manifest cannot hold this {' and '.join(wrong)}: use finite numbers, text and flat lists")
-
-
-def _line(error: Exception) -> str:
-    """Of obstore's pages: the end of the first line, and what S3 calls it."""
-    line = str(error).partition("\n")[0]
-    code = re.search(r"<Code>(\w+)</Code>", str(error))
-    if "Error performing" in line:
-        line = line.rpartition(" - ")[2].removesuffix(': <?xml version="1.0" encoding="UTF-8"?>')
-    return f"{line} ({code[1]})" if code else line
 
 
 def _sha256(data: bytes) -> str:

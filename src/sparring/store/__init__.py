@@ -6,6 +6,7 @@ Implementations are imported when one is opened: clients import the seam's messa
 
 from pathlib import Path
 
+from sparring import plugins
 from sparring.errors import InputError
 from sparring.store.protocol import (
     Episode,
@@ -37,23 +38,37 @@ __all__ = [
     "StoreFull",
     "Tail",
     "VersionStats",
+    "is_file",
     "open_store",
 ]
+
+STORES = {"cassandra": "sparring.store.cassandra:CassandraStore"}  # scheme → class, made with the whole address
+
+
+def is_file(address: str) -> bool:
+    """Whether the store at an address is a file on this machine."""
+    return "://" not in address and plugins.parse_outside(address) is None
 
 
 def open_store(address: str, *, readonly: bool = False) -> Store:
     """The store at an address. Addresses are plain text: send them to other processes, and open there.
 
-    :param address: `cassandra://HOST[:PORT][,HOST…]/KEYSPACE[?…]`, a file, or a data directory with a store.db.
+    :param address: `cassandra://HOST[:PORT][,HOST…]/KEYSPACE[?…]`, a file, a data directory with a store.db, or
+        `module:Class?option=value`: a store from outside, made with its options and `readonly` as keyword arguments.
     :param readonly: Nothing is written, and a store that is not there is not made.
     :raises InputError: there is no store at that address, or no such kind of store.
     """
-    if address.startswith("cassandra://"):
-        from sparring.store.cassandra import CassandraStore
-
-        return CassandraStore(address, readonly=readonly)
-    if "://" in address:
-        raise InputError(f"there is no store of the kind {address.partition('://')[0]!r}: use cassandra://… or a path")
+    if (outside := plugins.parse_outside(address)) is not None:
+        name, options = outside
+        made: Store = plugins.make("store", name, options | {"readonly": readonly}, kind_of=Store)
+        return made
+    scheme, separator, _ = address.partition("://")
+    if separator:
+        if scheme not in STORES:
+            use = ", ".join(f"{each}://…" for each in STORES)
+            raise InputError(f"there is no store of the kind {scheme!r}: use {use}, a path, or module:Class")
+        opened: Store = plugins.find("store", scheme, STORES)(address, readonly=readonly)
+        return opened
     from sparring.store.sqlite import SqliteStore
 
     path = Path(address)

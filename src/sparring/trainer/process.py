@@ -24,7 +24,7 @@ from sparring.games import Game
 from sparring.heartbeat import Heartbeat
 from sparring.registry.registry import Registry
 from sparring.runs import checkpoint
-from sparring.store import Store, StoreAway, open_store
+from sparring.store import Store, StoreAway, is_file, open_store
 from sparring.trainer.game_trainer import GameTrainer, Replaced, Settings, algorithm_name, write_status
 from sparring.trainer.interrupt import Interrupted, catch_signals, stopping, wait
 
@@ -319,7 +319,7 @@ def run(
         return stopping() or (parent is not None and os.getppid() != parent)
 
     address = address or str(data / "store.db")
-    while "://" not in address and not Path(address).exists():  # the gateway creates a store that is a file
+    while is_file(address) and not Path(address).exists():  # the gateway creates a store that is a file
         if over():
             return
         heartbeat.beat()
