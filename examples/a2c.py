@@ -1,4 +1,4 @@
-"""A2C: advantage actor-critic (Mnih et al. 2016, synchronous), as an algorithm from outside Sparring's package.
+"""A2C: advantage actor-critic (Mnih et al. 2016), an algorithm from outside Sparring's package.
 
     sparring train CartPole-v1 --algorithm a2c:A2C          # in the directory of this file
     sparring up --algorithm a2c:A2C
@@ -34,7 +34,7 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     entropy_coefficient: NonNegativeFloat = 0.01  # reward for staying random
     max_grad_norm: PositiveFloat = 10.0
     normalise: bool = True  # observations to mean 0, deviation 1, inside the policy
-    layers: tuple[Layer, ...] = (Dense(64, "tanh"), Dense(64, "tanh"))  # of the policy; the value network has as many
+    layers: tuple[Layer, ...] = (Dense(64, "tanh"), Dense(64, "tanh"))  # of each network
 
 
 class State(NamedTuple):
@@ -73,9 +73,9 @@ class A2C(Algorithm):
     # Loss
 
     def loss(self, params: Params, data: Trajectories) -> tuple[jax.Array, Metrics]:
-        """−ρ log π(a|s) (R − V(s)) + c₁ ½ (R − V(s))² − c₂ H, mean over the steps that `mask` shows.
+        """−ρ log π(a|s) (R − V(s)) + c₁ ½ (R − V(s))² − c₂ H, mean over the steps (`mask`).
 
-        ρ = min(1, π/μ) makes steps of an older policy μ count less: bots that play are a version behind.
+        ρ = min(1, π/μ): a step of an older policy μ counts less. Bots that play are older.
         """
         c = self.config
         out, value = jax.vmap(partial(self.forward, params))(data.obs)  # of T + 1 observations
@@ -96,7 +96,7 @@ class A2C(Algorithm):
 
 
 def discounted_returns(data: Trajectories, value: jax.Array, gamma: float) -> jax.Array:
-    """R = r + γ R′; where play was only cut V(s′) stands for R′, and a terminal state is worth 0."""
+    """R = r + γ R′. Where play was only cut V(s′) stands for R′; a terminal state is worth 0."""
 
     def back(later: jax.Array, step: tuple[jax.Array, ...]) -> tuple[jax.Array, jax.Array]:
         reward, following, terminated, ended = step
@@ -108,7 +108,7 @@ def discounted_returns(data: Trajectories, value: jax.Array, gamma: float) -> ja
 
 
 @partial(jax.jit, static_argnums=0)
-def _update(a2c: A2C, state: State, normaliser: Params, data: Trajectories) -> tuple[State, Metrics]:
+def _update(a2c: A2C, state: State, normaliser: Params, data: Trajectories) -> Any:
     data = data._replace(obs=normalise(normaliser, data.obs))
     grads, metrics = jax.grad(a2c.loss, has_aux=True)(state.params, data)
     change, optimiser = a2c.optimiser.update(grads, state.optimiser)

@@ -4,18 +4,18 @@ import numpy as np
 import pytest
 from fake_server import GAME, walk
 
-from sparring.client.recorder import Acted, Cut, Recorder
+from sparring.client.recorder import Acted, PendingFragment, Recorder
 from sparring.errors import InputError
 from sparring.experience import Fragment, validate
 from sparring.games import Box, Dict, Discrete, Game, MultiDiscrete
 
 
-def recorder(game: Game = GAME, **options: Any) -> tuple[Recorder, list[Cut]]:
-    cuts: list[Cut] = []
+def recorder(game: Game = GAME, **options: Any) -> tuple[Recorder, list[PendingFragment]]:
+    cuts: list[PendingFragment] = []
     return Recorder(game, "anna", cuts.append, **options), cuts
 
 
-def fragments(cuts: list[Cut], game: Game = GAME) -> list[Fragment]:
+def fragments(cuts: list[PendingFragment], game: Game = GAME) -> list[Fragment]:
     made = [cut.fragment() for cut in cuts]
     assert validate.check(game, made) == [None] * len(made)
     return made

@@ -15,7 +15,7 @@ from store_samples import MAZE, POLE, assert_counts, cut, everything, fragment, 
 from sparring.errors import InputError, SparringError
 from sparring.experience import Fragment
 from sparring.games import Box, Discrete, Game
-from sparring.store import Episode, NotRegistered, Outcome, Refused, Stats, Store, open_store
+from sparring.store import Episode, NotRegistered, Outcome, Quarantined, Stats, Store, open_store
 from sparring.store.memory import MemoryStore
 from sparring.store.protocol import FragmentRefused
 from sparring.store.sqlite import SqliteStore
@@ -532,11 +532,11 @@ class TestStats:
         assert store.stats("pole").rejected == 30
 
     def test_what_a_source_refused_counts_once_however_often_it_is_told(self, store: Store) -> None:
-        some = [Refused("pole", "eve", f"id {i}", "it has NaN") for i in range(3)]
+        some = [Quarantined("pole", "eve", f"id {i}", "it has NaN") for i in range(3)]
         store.quarantine("pole", "eve", "id", "why")
         for source, total in (("a", 2), ("b", 5), ("a", 3), ("a", 3), ("a", 2), ("b", 5)):
             store.quarantine_from(
-                source, {"pole": total, "?": 1, "maze": 0}, [*some, Refused("", "", "record 7", "why")]
+                source, {"pole": total, "?": 1, "maze": 0}, [*some, Quarantined("", "", "record 7", "why")]
             )
         eventually(lambda: store.stats("pole").rejected == 1 + 3 + 5)
         assert store.stats("maze").rejected == 0

@@ -73,7 +73,7 @@ def ingest(
     from rich.console import Console
 
     from sparring.aws.kinesis import default_directory
-    from sparring.stream.ingest import Batch, Options, run
+    from sparring.stream.ingest import BatchReport, Options, run
     from sparring.terminal import number
 
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
@@ -81,7 +81,7 @@ def ingest(
     address = store or str(data / "store.db")
     console = Console()
 
-    def told(batch: Batch) -> None:
+    def report(batch: BatchReport) -> None:
         lag = f"{number(batch.lag, 's')} behind" if batch.lag else "caught up"
         rate = number(batch.steps / max(batch.seconds, 1e-3))
         console.print(
@@ -92,7 +92,7 @@ def ingest(
 
     directory = default_directory(data, stream, address)
     console.print(f"starting Spark ({master}); figures of each batch go to {directory / 'metrics.jsonl'}", markup=False)
-    run(Options(stream, address, directory, master, every, batch_mib << 20, settings, once), told)
+    run(Options(stream, address, directory, master, every, batch_mib << 20, settings, once), report)
     console.print("Stopped.")
 
 

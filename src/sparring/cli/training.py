@@ -105,8 +105,10 @@ def evaluate(
     from sparring.training.evaluate import play, summary
 
     policy = load_policy(target, registry)
-    with _progress("playing", episodes) as told:
-        played = play(policy, episodes, seed, explore=explore, told=lambda ended: told(ended, f"{ended} episodes"))
+    with _progress("playing", episodes) as progress:
+        played = play(
+            policy, episodes, seed, explore=explore, on_episode=lambda ended: progress(ended, f"{ended} episodes")
+        )
     for name, value in summary(played).items():
         typer.echo(f"{name.partition('/')[2]:12} {value:,.2f}".rstrip("0").rstrip("."))
 
@@ -124,9 +126,9 @@ def record(
 
     policy = load_policy(target, registry)
     out = out or _video(target)
-    with _progress("recording", episodes) as told:
+    with _progress("recording", episodes) as progress:
         returns = video.record(
-            policy, out, episodes, seed, on_frame=lambda episode, frames: told(episode, f"{frames:,} frames")
+            policy, out, episodes, seed, on_frame=lambda episode, frames: progress(episode, f"{frames:,} frames")
         )
     typer.echo(f"{out}: returns {', '.join(f'{ret:.1f}' for ret in returns)}")
 
@@ -203,8 +205,8 @@ def publish(
     manifest = publish_run(run.path, model, registry, which, game)
     typer.echo(f"{manifest.game.name}/{manifest.model}/{manifest.version}")
     if best is not None:
-        told = f"the best evaluated policy: iteration {best.iteration}, return {best.ret:,.1f}"
-        typer.echo(f"{told} ({run.path}@last is the last one)", err=True)
+        best_one = f"the best evaluated policy: iteration {best.iteration}, return {best.ret:,.1f}"
+        typer.echo(f"{best_one} ({run.path}@last is the last one)", err=True)
 
 
 def publish_run(path: Path, model: str, registry: str, which: str | None = None, game: str | None = None) -> Any:

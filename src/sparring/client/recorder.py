@@ -17,7 +17,7 @@ from sparring.experience.fragment import REWARD
 from sparring.experience.validate import MAX_NAME, MAX_STEPS
 from sparring.games import Game
 
-__all__ = ["LAST_ACT", "Acted", "Cut", "Recorder"]
+__all__ = ["LAST_ACT", "Acted", "PendingFragment", "Recorder"]
 
 MAX_FRAGMENT_BYTES = 1 << 20  # of observations: images are cut more often, so that a request stays small
 
@@ -34,7 +34,7 @@ LAST_ACT = Acted("", -1)  # stands for: the player's bot if the action is what i
 
 
 @dataclass(frozen=True, slots=True)
-class Cut:
+class PendingFragment:
     """A fragment's parts, not yet joined: joining costs time that the game's loop need not spend."""
 
     id: str
@@ -81,7 +81,9 @@ class Cut:
 class Recorder:
     """`offer` takes finished cuts. A recorder belongs to one thread of the game; the uploader's thread only cuts."""
 
-    def __init__(self, game: Game, player: str, offer: Callable[[Cut], None], fragment_steps: int = 100) -> None:
+    def __init__(
+        self, game: Game, player: str, offer: Callable[[PendingFragment], None], fragment_steps: int = 100
+    ) -> None:
         if not (0 < len(player) <= MAX_NAME and player.isprintable()):
             raise InputError(f"the player's name must be 1..{MAX_NAME} printable characters, got {player!r}")
         if not 1 <= fragment_steps <= MAX_STEPS:
@@ -187,7 +189,7 @@ class Recorder:
     def _cut(self, terminated: bool = False, truncated: bool = False) -> None:
         by, drawn = self._by
         self._offer(
-            Cut(
+            PendingFragment(
                 id=new_id(self._time),
                 game=self.game,
                 player=self.name,

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from sparring.api import Rejected, Uploaded
 from sparring.client.notices import Notices, attempt, describe, log
-from sparring.client.recorder import Cut
+from sparring.client.recorder import PendingFragment
 from sparring.client.spool import Spool
 from sparring.client.transports.base import (
     Refused,
@@ -74,9 +74,9 @@ class Uploader:
         self._declared, self._registered = declared, registered
         self._limit = queue_bytes
         self._changed = threading.Condition()  # guards everything below
-        self._queue: deque[Cut] = deque()
+        self._queue: deque[PendingFragment] = deque()
         self._queued_bytes = 0  # of both, the queue and what is in flight
-        self._in_flight: list[Cut] = []
+        self._in_flight: list[PendingFragment] = []
         self._stats = Stats()
         self._failures = 0 if registered else 1
         self._retry_at = 0.0  # our own patience; `flush` and `close` have less
@@ -94,7 +94,7 @@ class Uploader:
     def start(self) -> None:
         self._thread.start()
 
-    def offer(self, cut: Cut) -> None:
+    def offer(self, cut: PendingFragment) -> None:
         """Never waits for the network or the disk."""
         with self._changed:
             self._queue.append(cut)
@@ -282,7 +282,7 @@ class Uploader:
         if error.retry_after is not None:
             self._not_before = time.monotonic() + error.retry_after
 
-    def _take(self, most: int = MAX_FRAGMENTS) -> list[Cut]:
+    def _take(self, most: int = MAX_FRAGMENTS) -> list[PendingFragment]:
         """Moves up to a request's worth of cuts from the queue to `_in_flight`."""
         with self._changed:
             size = 0
@@ -293,12 +293,12 @@ class Uploader:
                 self._in_flight.append(self._queue.popleft())
             return list(self._in_flight)
 
-    def _put_back(self, batch: list[Cut]) -> None:
+    def _put_back(self, batch: list[PendingFragment]) -> None:
         with self._changed:
             self._queue.extendleft(reversed(batch))
             self._in_flight = []
 
-    def _pack(self, batch: list[Cut]) -> Upload | None:
+    def _pack(self, batch: list[PendingFragment]) -> Upload | None:
         """An upload. Cuts that cannot be packed leave the batch, told and counted; none: no others are left."""
         upload, bad = Upload(), set[str]()
         for cut in batch:
@@ -423,7 +423,7 @@ class Uploader:
                 return
             self._landed()
 
-    def _keep(self, upload: Upload, batch: list[Cut]) -> bool:
+    def _keep(self, upload: Upload, batch: list[PendingFragment]) -> bool:
         """Batch → disk; back to the queue's head when the disk will not have it."""
         try:
             dropped = self._spool.put(upload.body, len(batch))

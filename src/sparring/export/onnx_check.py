@@ -137,7 +137,7 @@ def check(data: bytes) -> None:
         raise InputError(f"not a policy we load: {len(data) >> 20} MiB, at most {MAX_BYTES >> 20} are allowed")
     try:
         Check().model(memoryview(data))
-    except Refused as refused:
+    except UnknownPart as refused:
         raise InputError(f"not a policy we load: {refused}") from refused
 
 
@@ -169,7 +169,7 @@ def _to_varint(value: int) -> bytes:
     return bytes(out)
 
 
-class Refused(Exception):
+class UnknownPart(Exception):
     """Why."""
 
 
@@ -183,12 +183,12 @@ class Message:
 
     def number(self, name: str) -> int:
         if name not in self.numbers:
-            raise Refused(f"a {self.what} without {name}")
+            raise UnknownPart(f"a {self.what} without {name}")
         return self.numbers[name][0]
 
     def view(self, name: str) -> memoryview:
         if name not in self.views:
-            raise Refused(f"a {self.what} without {name}")
+            raise UnknownPart(f"a {self.what} without {name}")
         return self.views[name][0]
 
     def text(self, name: str) -> str:
@@ -196,7 +196,7 @@ class Message:
         try:
             return bytes(self.views[name][0]).decode() if name in self.views else ""
         except UnicodeDecodeError as error:
-            raise Refused(f"{name} of a {self.what} is not text") from error
+            raise UnknownPart(f"{name} of a {self.what} is not text") from error
 
 
 class Check:
@@ -206,17 +206,17 @@ class Check:
     def model(self, data: memoryview) -> None:
         model = self._read("model", MODEL, data)
         if model.number("ir_version") not in IR_VERSIONS:
-            raise Refused(f"ONNX format {model.number('ir_version')}: update Sparring, or the server")
+            raise UnknownPart(f"ONNX format {model.number('ir_version')}: update Sparring, or the server")
         for view in model.views.get("opset_import", []):
             opset = self._read("opset", OPSET, view)
             if opset.text("domain") or opset.number("version") not in OPSETS:
-                raise Refused(f"operator set {opset.text('domain')[:50]!r} {opset.number('version')}")
+                raise UnknownPart(f"operator set {opset.text('domain')[:50]!r} {opset.number('version')}")
         for view in model.views.get("metadata_props", []):
             # ONNX Runtime reads session options from some other keys.
             if not (entry := self._read("property", PROPERTY, view)).text("key").startswith("sparring."):
-                raise Refused(f"metadata {entry.text('key')[:50]!r}")
+                raise UnknownPart(f"metadata {entry.text('key')[:50]!r}")
         if "opset_import" not in model.views:
-            raise Refused("no operator set")
+            raise UnknownPart("no operator set")
         self._graph(model.view("graph"))
 
     def is_noise(self, number: int, wire: int, value: int | memoryview) -> bool:
@@ -238,49 +238,49 @@ class Check:
         node = self._read("node", NODE, data)
         operator, domain = node.text("op_type"), node.text("domain")
         if domain or operator not in OPERATORS:
-            raise Refused(f"operator {operator[:50]!r}" + f" of {domain[:50]!r}" * bool(domain))
+            raise UnknownPart(f"operator {operator[:50]!r}" + f" of {domain[:50]!r}" * bool(domain))
         for view in node.views.get("attribute", []):
             attribute = self._read("attribute", ATTRIBUTE, view)
             name = attribute.text("name")
             if name not in OPERATORS[operator]:
-                raise Refused(f"attribute {name[:50]!r} of {operator}")
+                raise UnknownPart(f"attribute {name[:50]!r} of {operator}")
             self._attribute(operator, name, attribute)
 
     def _attribute(self, operator: str, name: str, attribute: Message) -> None:
         fraction = (operator, name) in FRACTIONS
         if attribute.number("type") not in ((FLOAT,) if fraction else (INT, INTS)):
-            raise Refused(f"attribute {name} of {operator} has another type than ours")
+            raise UnknownPart(f"attribute {name} of {operator} has another type than ours")
         values = [*attribute.numbers.get("i", []), *attribute.numbers.get("ints", [])]
         least = 1 if operator == "Conv" else 0
         sane = 0 < struct.unpack("<f", attribute.view("f"))[0] < 1 if fraction else True
         if not sane or not all(least <= value < MAX_NUMBER for value in values):
-            raise Refused(f"attribute {name} of {operator} out of bounds")
+            raise UnknownPart(f"attribute {name} of {operator} out of bounds")
 
     def _tensor(self, data: memoryview) -> None:
         tensor = self._read("tensor", TENSOR, data)
         dims, kind, raw = tensor.numbers.get("dims", []), tensor.number("data_type"), tensor.view("raw_data")
         if kind not in ELEMENTS or len(dims) > MAX_RANK:
-            raise Refused(f"a tensor of type {kind} and {len(dims)} dimensions")
+            raise UnknownPart(f"a tensor of type {kind} and {len(dims)} dimensions")
         if len(raw) == 0 or len(raw) != math.prod(dims) * ELEMENTS[kind]:
-            raise Refused(f"a tensor of {len(raw)} bytes whose shape is {dims}")
+            raise UnknownPart(f"a tensor of {len(raw)} bytes whose shape is {dims}")
 
     def _value(self, data: memoryview) -> None:
         value = self._read("value", VALUE, data)
         kind = self._read("type", TYPE, value.view("type"))
         tensor = self._read("tensor type", TENSOR_TYPE, kind.view("tensor_type"))
         if tensor.number("elem_type") not in ELEMENTS:
-            raise Refused(f"an input or output of type {tensor.number('elem_type')}")
+            raise UnknownPart(f"an input or output of type {tensor.number('elem_type')}")
         shape = self._read("shape", SHAPE, tensor.view("shape")).views.get("dim", [])
         dims = [self._read("dimension", DIMENSION, view) for view in shape]
         if len(dims) > MAX_RANK or any(n >= MAX_NUMBER for dim in dims for n in dim.numbers.get("dim_value", [])):
-            raise Refused("an input or output of absurd size")
+            raise UnknownPart("an input or output of absurd size")
 
     def _read(self, what: str, known: dict[int, Known], data: memoryview) -> Message:
         message = Message(what)
         for number, wire, value in self.fields(data):
             field = known.get(number)
             if field is None or field.wire != wire:
-                raise Refused(REFUSED.get((what, number), f"a {what} with an unknown field ({number})"))
+                raise UnknownPart(REFUSED.get((what, number), f"a {what} with an unknown field ({number})"))
             values: list[int] | list[memoryview]
             if isinstance(value, int):
                 values = message.numbers.setdefault(field.name, [])
@@ -289,7 +289,7 @@ class Check:
                 values = message.views.setdefault(field.name, [])
                 values.append(value)
             if len(values) > 1 and not field.many:  # readers disagree on which counts
-                raise Refused(f"a {what} with two of {field.name}")
+                raise UnknownPart(f"a {what} with two of {field.name}")
         return message
 
     def fields(self, data: memoryview) -> Iterator[tuple[int, int, int | memoryview]]:
@@ -297,7 +297,7 @@ class Check:
         while at < len(data):
             self.fields_left -= 1
             if self.fields_left < 0:
-                raise Refused("too many parts")
+                raise UnknownPart("too many parts")
             tag, at = _varint(data, at)
             number, wire = tag >> 3, tag & 7
             if wire not in (NUMBER, BYTES, FOUR_BYTES):
@@ -308,7 +308,7 @@ class Check:
                 yield number, wire, size
                 continue
             if size > len(data) - at:
-                raise Refused("it is cut off")
+                raise UnknownPart("it is cut off")
             yield number, wire, data[at : at + size]
             at += size
 
@@ -317,7 +317,7 @@ def _varint(data: memoryview, at: int) -> tuple[int, int]:
     value = 0
     for shift in range(0, 70, 7):
         if at >= len(data):
-            raise Refused("it is cut off")
+            raise UnknownPart("it is cut off")
         byte = data[at]
         at += 1
         value |= (byte & 0x7F) << shift
@@ -325,4 +325,4 @@ def _varint(data: memoryview, at: int) -> tuple[int, int]:
             if value >> 64:
                 break
             return value, at
-    raise Refused("it is damaged: a number too long")
+    raise UnknownPart("it is damaged: a number too long")

@@ -46,12 +46,12 @@ class Backend(ABC):
         """A file; None where there is none."""
 
     @abstractmethod
-    def put(self, path: str, data: bytes, told: Mapping[str, str], *, absent: bool = False, tag: str = "") -> None:
+    def put(self, path: str, data: bytes, headers: Mapping[str, str], *, absent: bool = False, tag: str = "") -> None:
         """Writes a file, whole or not at all; durable when it returns, or after `sync`.
 
         :param path: The file.
         :param data: Its content.
-        :param told: Content-Type and Cache-Control, for readers over HTTP.
+        :param headers: Content-Type and Cache-Control, for readers over HTTP.
         :param absent: Only where there is no such file; of several at once, one succeeds.
         :param tag: Only where the file is still the one that `get` found with this mark.
         :raises Conflict: the condition does not hold.
@@ -96,10 +96,10 @@ class ObjectStore(Backend):
         except FileNotFoundError:
             return None
 
-    def put(self, path: str, data: bytes, told: Mapping[str, str], *, absent: bool = False, tag: str = "") -> None:
+    def put(self, path: str, data: bytes, headers: Mapping[str, str], *, absent: bool = False, tag: str = "") -> None:
         mode: Any = "create" if absent else {"e_tag": tag} if tag else "overwrite"
         try:
-            obstore.put(self.store, path, data, mode=mode, attributes=dict(told) or None)
+            obstore.put(self.store, path, data, mode=mode, attributes=dict(headers) or None)
         except (AlreadyExistsError, PreconditionError) as error:
             raise Conflict(path) from error
 
@@ -140,8 +140,8 @@ class Directory(ObjectStore):
     def __str__(self) -> str:
         return str(self.root)
 
-    def put(self, path: str, data: bytes, told: Mapping[str, str], *, absent: bool = False, tag: str = "") -> None:
-        super().put(path, data, {}, absent=absent)  # it keeps no such things as `told`
+    def put(self, path: str, data: bytes, headers: Mapping[str, str], *, absent: bool = False, tag: str = "") -> None:
+        super().put(path, data, {}, absent=absent)  # it keeps no such things as `headers`
 
     def delete(self, paths: Sequence[str]) -> None:
         for path in paths:

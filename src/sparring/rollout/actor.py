@@ -295,7 +295,7 @@ def work(control: Connection, memory: int, order: Order) -> None:
     buffers = SharedBuffers(plan, mmap.mmap(memory, order.size))
     actor = Actor(plan.game, build_elsewhere(plan.game, plan.envs), order.seed, order.life)
     if order.state is not None:
-        actor.restore(unpack(order.state))
+        actor.restore(unpack_state(order.state))
     actor.beat = buffers.beats[order.worker]
     flat = np.empty(buffers.weights.shape[1], np.float32)
     policy = Policy(plan.game, plan.layers, plan.head, dict(views(plan, flat)))
@@ -304,7 +304,7 @@ def work(control: Connection, memory: int, order: Order) -> None:
         message = control.recv_bytes()
         if message == SNAPSHOT:
             state = actor.state()
-            control.send_bytes(msgspec.msgpack.encode(Snapshot(None if state is None else pack(state))))
+            control.send_bytes(msgspec.msgpack.encode(Snapshot(None if state is None else pack_state(state))))
             continue
         slot, began = message[0], time.perf_counter()
         if version != int(buffers.version[0]):
@@ -328,14 +328,14 @@ def worker_seed(plan: Plan, worker: int) -> int:
     return int(np.random.SeedSequence((plan.seed, worker)).generate_state(1)[0])
 
 
-def pack(state: dict[str, Array]) -> dict[str, bytes]:
+def pack_state(state: dict[str, Array]) -> dict[str, bytes]:
     """Arrays as messages carry them: type and shape, then the bytes."""
     return {
         name: msgspec.msgpack.encode((array.dtype.str, array.shape, array.tobytes())) for name, array in state.items()
     }
 
 
-def unpack(state: dict[str, bytes]) -> dict[str, Array]:
+def unpack_state(state: dict[str, bytes]) -> dict[str, Array]:
     arrays = {}
     for name, data in state.items():
         dtype, shape, raw = msgspec.msgpack.decode(data, type=tuple[str, tuple[int, ...], bytes])

@@ -43,9 +43,9 @@ from sparring.rollout.actor import (
     Rows,
     SharedBuffers,
     Snapshot,
-    pack,
+    pack_state,
     parts,
-    unpack,
+    unpack_state,
     worker_seed,
 )
 from sparring.rollout.forkserver import Child, ForkServer
@@ -251,7 +251,7 @@ class Pool:
         self._sockets.register(worker.control, selectors.EVENT_READ, worker)
         worker.since = time.monotonic()
         self.buffers.beats[worker.index, 0] = 0.0
-        packed = None if state is None else pack(state)
+        packed = None if state is None else pack_state(state)
         seed = worker_seed(self.plan, worker.number)
         order = Order(self.plan, worker.index, seed, self.buffers.size, worker.life, packed)
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # dead already: `take` notices
@@ -396,7 +396,7 @@ class Pool:
                     self._replace(worker, f"did not tell its state within {self.limit:.0f} s and was killed")
             except (EOFError, BrokenPipeError, ConnectionResetError):
                 packed = None  # it died; whoever resumes starts this worker's games anew
-            states.append(None if packed is None else unpack(packed))
+            states.append(None if packed is None else unpack_state(packed))
         return states
 
     def close(self) -> None:

@@ -31,7 +31,7 @@ from sparring.launch.ray_cluster import (
 )
 from sparring.networks.layers import decode
 from sparring.networks.policy import Policy
-from sparring.rollout.actor import Plan, Rows, build_elsewhere, pack, parts, random_actions, unpack
+from sparring.rollout.actor import Plan, Rows, build_elsewhere, pack_state, parts, random_actions, unpack_state
 from sparring.rollout.pool import LIVES, STARTING, Block, Pool, Usage
 from sparring.runs.metrics import Episode, Row
 
@@ -133,7 +133,7 @@ class Host:
         self.numbers = numbers
         self.warnings: list[str] = []
         logging.getLogger("sparring.rollout").addHandler(_Notes(self.warnings))
-        given = [None if state is None else unpack(state) for state in states]
+        given = [None if state is None else unpack_state(state) for state in states]
         self.pool = Pool(msgspec.msgpack.decode(plan, type=Plan, dec_hook=decode), limit, logs, given, numbers, life)
         self.versions: dict[int, int] = {}  # the pool's own → the learner's
 
@@ -172,7 +172,7 @@ class Host:
         return self.pool.memory()
 
     def states(self) -> list[dict[str, bytes] | None]:
-        return [None if state is None else pack(state) for state in self.pool.state()]
+        return [None if state is None else pack_state(state) for state in self.pool.state()]
 
 
 class _Notes(logging.Handler):
@@ -265,7 +265,7 @@ class RayPool:
             "scheduling_strategy": NodeAffinitySchedulingStrategy(node, soft=False),
         }
         plan = msgspec.structs.replace(self.plan, workers=len(numbers))
-        packed = [None if state is None else pack(state) for state in states]
+        packed = [None if state is None else pack_state(state) for state in states]
         actor = (
             ray.remote(Host)
             .options(**options, max_restarts=0, max_task_retries=0)
@@ -365,7 +365,7 @@ class RayPool:
                 log.warning("rollout workers %s do not tell their state: %s", host.numbers, cause(error))
                 continue
             for number, packed in zip(host.numbers, found, strict=True):
-                states[number] = None if packed is None else unpack(packed)
+                states[number] = None if packed is None else unpack_state(packed)
         return states
 
     def close(self) -> None:

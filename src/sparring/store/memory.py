@@ -12,7 +12,7 @@ from sparring.errors import InputError, SparringError
 from sparring.experience import Fragment, new_id
 from sparring.games import Game
 from sparring.store.arrival import Unfinished, require_checked, require_same, returns, same, stripes
-from sparring.store.protocol import Episode, NotRegistered, Outcome, PlayerStats, Refused, Stats, Tail, VersionStats
+from sparring.store.protocol import Episode, NotRegistered, Outcome, PlayerStats, Quarantined, Stats, Tail, VersionStats
 
 __all__ = ["MemoryStore"]
 
@@ -132,7 +132,7 @@ class MemoryStore:
             if game in self._shelves:
                 self._shelves[game].rejected += 1
 
-    def quarantine_from(self, source: str, totals: Mapping[str, int], newest: Sequence[Refused]) -> None:
+    def quarantine_from(self, source: str, totals: Mapping[str, int], newest: Sequence[Quarantined]) -> None:
         with self._lock:
             self._require_open()
             for game in totals.keys() & self._shelves.keys():

@@ -20,7 +20,7 @@ __all__ = [
     "NotRegistered",
     "Outcome",
     "PlayerStats",
-    "Refused",
+    "Quarantined",
     "Stats",
     "Store",
     "StoreAway",
@@ -97,7 +97,7 @@ class VersionStats(msgspec.Struct, frozen=True):
     steps: int
 
 
-class Refused(msgspec.Struct, frozen=True, array_like=True):
+class Quarantined(msgspec.Struct, frozen=True, array_like=True):
     """A fragment, or a record that nobody can read, for the quarantine."""
 
     game: str
@@ -157,7 +157,7 @@ class Store(Protocol):
     def quarantine(self, game: str, player: str, fragment_id: str, reason: str) -> None:
         """Notes a refused fragment. Bounded: only the newest few thousand are kept, all are counted."""
 
-    def quarantine_from(self, source: str, totals: Mapping[str, int], newest: Sequence[Refused]) -> None:
+    def quarantine_from(self, source: str, totals: Mapping[str, int], newest: Sequence[Quarantined]) -> None:
         """What was refused of a source that may be read again, such as a stream: `totals` per game since its beginning,
         which replace lower ones that it told before, so nothing counts twice; each of `newest` is noted once."""
 

@@ -42,7 +42,7 @@ from sparring.store.protocol import Store
 from sparring.stream.sink import Result, Sink
 from sparring.stream.source import KinesisReader, KinesisSource, Positions, Reached
 
-__all__ = ["Batch", "Options", "main", "run"]
+__all__ = ["BatchReport", "Options", "main", "run"]
 
 MAX_TEXT = 300
 HEARTBEAT = 2.0  # seconds between signs of life
@@ -66,7 +66,7 @@ class Options(msgspec.Struct, frozen=True):
     parent: int | None = None  # ends when this process is gone
 
 
-class Batch(msgspec.Struct, frozen=True):
+class BatchReport(msgspec.Struct, frozen=True):
     """A line of metrics.jsonl."""
 
     time: float
@@ -127,7 +127,7 @@ def _opened(address: str) -> Store:
 @dataclass
 class _Job:
     options: Options
-    on_batch: Callable[[Batch], None]
+    on_batch: Callable[[BatchReport], None]
     store: Store
     stream: Kinesis
     source: str  # the stream, as the store's quarantine knows it
@@ -171,7 +171,7 @@ class _Job:
         }
         lag = max(result.lag for result in results)
         self.rest(lag)
-        done = Batch(time.time(), results[0].batch, round(seconds, 3), len(results), **sums, lag=round(lag, 3))
+        done = BatchReport(time.time(), results[0].batch, round(seconds, 3), len(results), **sums, lag=round(lag, 3))
         with (self.options.directory / "metrics.jsonl").open("ab") as file:
             file.write(msgspec.json.encode(done) + b"\n")
         totals = {name: getattr(self.status, name) + value for name, value in sums.items()}
@@ -226,7 +226,7 @@ class _Job:
             )
 
 
-def run(options: Options, on_batch: Callable[[Batch], None] = lambda batch: None) -> None:
+def run(options: Options, on_batch: Callable[[BatchReport], None] = lambda batch: None) -> None:
     """Until SIGINT or SIGTERM, which let the batch end that is going on; or until it has caught up."""
     stream = Kinesis(options.stream, credentials=sdk.credentials)
     summary = stream.summary()  # a wrong address or missing credentials are told before Spark starts

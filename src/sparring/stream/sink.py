@@ -13,7 +13,7 @@ from sparring.errors import InputError
 from sparring.experience import Fragment, validate
 from sparring.games import Game
 from sparring.store.declarations import DeclarationTooLarge, NoRoom, Room
-from sparring.store.protocol import FragmentRefused, GameUnreadable, Outcome, Refused, Store, StoreAway, StoreBusy
+from sparring.store.protocol import FragmentRefused, GameUnreadable, Outcome, Quarantined, Store, StoreAway, StoreBusy
 from sparring.stream import record
 from sparring.stream.source import CLOSED, Mark
 
@@ -41,7 +41,7 @@ class Result(msgspec.Struct):
     duplicates: int = 0
     rejected: int = 0
     refused: dict[str, int] = {}  # the same, per game
-    newest: list[Refused] = []  # of them, for the quarantine
+    newest: list[Quarantined] = []  # of them, for the quarantine
 
 
 class Sink:
@@ -179,4 +179,4 @@ class Sink:
         known = game if game in self._games else "?"  # names that somebody made up would be counted for ever
         result.rejected += 1
         result.refused[known] = result.refused.get(known, 0) + 1
-        result.newest = [*result.newest[1 - NEWEST :], Refused(*(text[:MAX_TEXT] for text in texts))]
+        result.newest = [*result.newest[1 - NEWEST :], Quarantined(*(text[:MAX_TEXT] for text in texts))]

@@ -13,7 +13,7 @@ from sparring.store.protocol import (
     NotRegistered,
     Outcome,
     PlayerStats,
-    Refused,
+    Quarantined,
     Stats,
     Store,
     Tail,
@@ -72,7 +72,7 @@ class StreamedStore:
     def quarantine(self, game: str, player: str, fragment_id: str, reason: str) -> None:
         self._store.quarantine(game, player, fragment_id, reason)
 
-    def quarantine_from(self, source: str, totals: Mapping[str, int], newest: Sequence[Refused]) -> None:
+    def quarantine_from(self, source: str, totals: Mapping[str, int], newest: Sequence[Quarantined]) -> None:
         self._store.quarantine_from(source, totals, newest)
 
     def tail(self, game: str, after: int = 0, limit: int = 1000) -> Tail:

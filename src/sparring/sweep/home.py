@@ -12,7 +12,7 @@ from sparring.files import replace_directory
 from sparring.launch.ray_cluster import NodeAffinitySchedulingStrategy, ray
 from sparring.runs.run import Run, is_run
 
-__all__ = ["Home", "unpack"]
+__all__ = ["Home", "write_files"]
 
 T = TypeVar("T")
 Files = dict[str, bytes | None]  # relative path → content; none: as it was
@@ -25,8 +25,8 @@ class Home:
         self.here = ray.get_runtime_context().get_node_id() == node
         self.work = path if self.here else Path(tempfile.mkdtemp(prefix="sparring-trial-")) / path.name
         self.sent: dict[str, tuple[int, int]] = {}  # path → time and size of what is at home
-        if not self.here and (files := self._ask(pack, path)):
-            unpack(self.work, files)
+        if not self.here and (files := self._ask(read_files, path)):
+            write_files(self.work, files)
 
     def _ask(self, function: Callable[..., T], *words: object) -> T:
         """Has it done at home."""
@@ -44,7 +44,7 @@ class Home:
         files: Files = {
             name: None if self.sent.get(name) == now[name] else path.read_bytes() for name, path in found.items()
         }
-        self._ask(unpack, self.path, files)
+        self._ask(write_files, self.path, files)
         self.sent = now
 
     def checkpoint_of(self, name: str) -> tuple[str, Files]:
@@ -56,7 +56,7 @@ class Home:
             shutil.rmtree(self.work.parent, ignore_errors=True)
 
 
-def pack(path: Path) -> Files:
+def read_files(path: Path) -> Files:
     """A run directory; nothing where there is none."""
     path = path if path.exists() else path.with_name(path.name + ".old")
     if not is_run(path):
@@ -64,7 +64,7 @@ def pack(path: Path) -> Files:
     return {str(file.relative_to(path)): file.read_bytes() for file in path.rglob("*") if file.is_file()}
 
 
-def unpack(path: Path, files: Files) -> None:
+def write_files(path: Path, files: Files) -> None:
     """Replaces a directory as a whole: there is always the old one or the new one."""
     new, old = path.with_name(path.name + ".new"), path.with_name(path.name + ".old")
     if not path.exists() and old.exists():

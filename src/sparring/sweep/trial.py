@@ -16,7 +16,7 @@ from sparring.experiment import read, write
 from sparring.games import catalog
 from sparring.launch.ray_cluster import ray  # first: it prepares Ray's authentication
 from sparring.runs.run import is_run
-from sparring.sweep.home import Home, unpack
+from sparring.sweep.home import Home, write_files
 from sparring.sweep.plan import Sweep
 from sparring.sweep.room import bundles
 
@@ -114,7 +114,7 @@ class Trial(tune.Trainable):  # type: ignore[misc]  # Ray ships no types
         if self.source is not None:
             # Its newest checkpoint becomes ours: parameters, optimiser, replay, counters. The values are new.
             name, files = self.home.checkpoint_of(self.source)
-            unpack(work / "checkpoints", {f"{name}/{file}": content for file, content in files.items()})
+            write_files(work / "checkpoints", {f"{name}/{file}": content for file, content in files.items()})
         if self.source is not None or is_run(work):
             # Also our own: whoever was killed between the journal's note of new values and this has the old ones here.
             if is_run(work):  # what the sweep leaves out stays as it was when the trial began

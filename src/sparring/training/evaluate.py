@@ -26,11 +26,11 @@ def play(
     longest: int = LONGEST,
     endless: int = LONGEST,
     warn: bool = True,
-    told: Callable[[int], object] = lambda ended: None,
+    on_episode: Callable[[int], object] = lambda ended: None,
 ) -> list[Episode]:
-    """Episodes of at most `longest` steps, and `endless` in a game without a time limit of its own; `told` hears how
-    many have ended. Every environment plays a fixed share: taking the first to finish would count short episodes more
-    often than long ones."""
+    """Episodes of at most `longest` steps, and `endless` in a game without a time limit of its own. `on_episode` hears
+    how many have ended. Every environment plays a fixed share: taking the first to finish would count short episodes
+    more often than long ones."""
     game = policy.game
     if game.env is None:
         raise InputError(f"{game.name} is a declared game: it cannot be simulated, so not evaluated here")
@@ -57,7 +57,7 @@ def play(
                 if share[i]:
                     ended.append(Episode(float(returns[i]), int(lengths[i]), step.infos.get(i, {}), bool(cut[i])))
                     share[i] -= 1
-                    told(len(ended))
+                    on_episode(len(ended))
                 returns[i], lengths[i] = 0.0, 0
     finally:
         environments.close()
@@ -73,8 +73,8 @@ def summary(played: Sequence[tuple[float, int] | Episode]) -> Row:
     episodes = [Episode(*each) for each in played]
     returns = np.array([episode.ret for episode in episodes])
     names = sorted({name for episode in episodes for name in episode.info})
-    told = info_means(episodes, names[:INFOS], "evaluation")
-    return told | {
+    infos = info_means(episodes, names[:INFOS], "evaluation")
+    return infos | {
         "evaluation/return_min": float(returns.min()),
         "evaluation/return_mean": float(returns.mean()),
         "evaluation/return_max": float(returns.max()),

@@ -54,7 +54,7 @@ class Limits:
 
 
 @dataclass
-class Batch:
+class Checked:
     """An upload after the check: what may be stored, where it was in the upload, and what may not."""
 
     good: list[Fragment]
@@ -125,14 +125,14 @@ class Uploads:
 
     async def _take_in_thread(
         self, body: bytes, kind: str, encoding: str, game: Game
-    ) -> tuple[Batch, int, Future[list[Outcome]] | None]:
+    ) -> tuple[Checked, int, Future[list[Outcome]] | None]:
         """`_take` of what would hold up the event loop."""
         work = functools.partial(self._take, body, kind, encoding, game)
         return await asyncio.get_running_loop().run_in_executor(self._threads, work)
 
     def _take(
         self, body: bytes, kind: str, encoding: str, game: Game
-    ) -> tuple[Batch, int, Future[list[Outcome]] | None]:
+    ) -> tuple[Checked, int, Future[list[Outcome]] | None]:
         """The upload as checked fragments, its size once decompressed, and the store's promise for the good ones."""
         limits = self._limits
         body = wire.decompress(body, encoding, limits.json if kind == JSON else limits.decompressed)
@@ -146,7 +146,7 @@ class Uploads:
             batch.ignored = wire.unknown_fields(body)
         return batch, len(body), self._store.submit(batch.good) if batch.good else None
 
-    async def _respond(self, game: Game, batch: Batch, outcomes: list[Outcome], size: int) -> Response:
+    async def _respond(self, game: Game, batch: Checked, outcomes: list[Outcome], size: int) -> Response:
         duplicates, steps = outcomes.count(Outcome.DUPLICATE) + outcomes.count(Outcome.ERASED), 0
         stored = outcomes.count(Outcome.STORED)
         if stored == len(outcomes):
@@ -169,7 +169,7 @@ class Uploads:
         count = f"all {len(rejected)} fragments were refused, the first: " if len(rejected) > 1 else ""
         raise HTTPProblem(status, f"{count}{rejected[0].reason}", rejected=rejected)
 
-    def _quarantine(self, game: str, batch: Batch) -> None:
+    def _quarantine(self, game: str, batch: Checked) -> None:
         try:
             for rejected, player in zip(batch.rejected, batch.senders, strict=True):
                 self._store.quarantine(game, player, rejected.id, rejected.reason)
@@ -177,13 +177,13 @@ class Uploads:
             log.warning("%s: %d refused fragments are not in quarantine: %s", game, len(batch.rejected), error)
 
 
-def _check(game: Game, found: list[Fragment] | list[Fragment | str], limits: Limits) -> Batch:
+def _check(game: Game, found: list[Fragment] | list[Fragment | str], limits: Limits) -> Checked:
     _limit_count(len(found), limits)
     fragments = [f for f in found if isinstance(f, Fragment)]
     reasons = validate.check(game, fragments)
     if len(fragments) == len(found) and not any(reasons):
-        return Batch(fragments)
-    batch = Batch([], [])
+        return Checked(fragments)
+    batch = Checked([], [])
     assert batch.places is not None
     checked = iter(reasons)
     for place, f in enumerate(found):
@@ -197,12 +197,12 @@ def _check(game: Game, found: list[Fragment] | list[Fragment | str], limits: Lim
     return batch
 
 
-def _reject(batch: Batch, place: int, f: Fragment | None, status: int, reason: str) -> None:
+def _reject(batch: Checked, place: int, f: Fragment | None, status: int, reason: str) -> None:
     batch.rejected.append(Rejected(place, f.id[:MAX_TEXT] if f else "", status, reason[:MAX_TEXT]))
     batch.senders.append(f.player[:MAX_TEXT] if f else "")
 
 
-def _reject_conflicts(batch: Batch, outcomes: list[Outcome]) -> None:
+def _reject_conflicts(batch: Checked, outcomes: list[Outcome]) -> None:
     for i, (f, outcome) in enumerate(zip(batch.good, outcomes, strict=True)):
         if outcome is Outcome.CONFLICT:
             reason = f"the id {f.id!r} is taken by a fragment with other content: make a new id for every fragment"

@@ -247,14 +247,14 @@ class Writer:
             for bucket in {a.bucket for a in arrivals}
         }
         claimed: dict[tuple[bytes, str, bytes], _Arrival] = {}
-        shards: dict[int, set[bytes]] = {}
+        shards: dict[int, list[bytes]] = {}
         for a in arrivals:
             a.claim = places[a.bucket]
-            claimed.setdefault(a.play, a)
-            shards.setdefault(a.shard, set()).add(a.id)
-        mine = {play: (a.shard, a.id, a.claim, a.player) for play, a in claimed.items()}
-        self._keyspace.write("claim", [(*mine[play], a.checksum) for play, a in claimed.items()])
-        looks = [self._keyspace.start("claims", shard, list(ids)) for shard, ids in shards.items()]
+            if claimed.setdefault(a.play, a) is a:
+                shards.setdefault(a.shard, []).append(a.id)
+        claims = claimed.values()
+        self._keyspace.write("claim", [(a.shard, a.id, a.claim, a.player, a.checksum) for a in claims])
+        looks = [self._keyspace.start("claims", shard, ids) for shard, ids in shards.items()]
         others, erased, own = [], set(), set(places.values())
         for name, where, player, content in (row for found in self._keyspace.wait(looks) for row in found):
             if content is None:  # it was committed, or nobody could have erased it
@@ -265,7 +265,8 @@ class Writer:
             self._land()  # some may be ours, of the group that is about to be committed
         new = _sort(arrivals, self._committed(others), erased)
         # Before anything else is committed in their buckets: a claim below a head stands for a stored fragment.
-        self._keyspace.write("withdraw", [mine[play] for play, a in claimed.items() if a.outcome != Outcome.STORED])
+        vain = [(a.shard, a.id, a.claim, a.player) for a in claims if a.outcome is not Outcome.STORED]
+        self._keyspace.write("withdraw", vain)
         return new
 
     def _committed(self, claims: list[tuple[bytes, Place, int]]) -> dict[bytes, int]:

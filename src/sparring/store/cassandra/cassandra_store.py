@@ -40,7 +40,7 @@ from sparring.store.protocol import (
     NotRegistered,
     Outcome,
     PlayerStats,
-    Refused,
+    Quarantined,
     Stats,
     StoreBusy,
     Tail,
@@ -154,7 +154,7 @@ class CassandraStore:
     def quarantine(self, game: str, player: str, fragment_id: str, reason: str) -> None:
         self._writing().refuse(refusal(game, player, fragment_id, reason))
 
-    def quarantine_from(self, source: str, totals: Mapping[str, int], newest: Sequence[Refused]) -> None:
+    def quarantine_from(self, source: str, totals: Mapping[str, int], newest: Sequence[Quarantined]) -> None:
         self._writing().note_from(source, totals, [refusal(r.game, r.player, r.id, r.reason) for r in newest])
 
     def erase(self, game: str, player: str) -> int:

@@ -80,7 +80,7 @@ def checksum(f: Fragment) -> int:
 def digest(f: Fragment) -> bytes:
     """Which player's fragment of this id it is, without saying who. It outlives the fragment: another player who
     chooses the id of an erased one has other play."""
-    return hashlib.blake2b(f"{len(f.player)} {f.player} {f.id}".encode(), digest_size=16).digest()
+    return hashlib.blake2b(f"{len(f.player)} {f.player} {f.id}".encode(), digest_size=8).digest()
 
 
 def locate(name: str) -> tuple[int, bytes]:

@@ -22,7 +22,7 @@ from sparring.store.protocol import (
     NotRegistered,
     Outcome,
     PlayerStats,
-    Refused,
+    Quarantined,
     Stats,
     StoreBusy,
     Tail,
@@ -75,7 +75,7 @@ class SqliteStore:
     def quarantine(self, game: str, player: str, fragment_id: str, reason: str) -> None:
         self._writing().refuse(refusal(game, player, fragment_id, reason))
 
-    def quarantine_from(self, source: str, totals: Mapping[str, int], newest: Sequence[Refused]) -> None:
+    def quarantine_from(self, source: str, totals: Mapping[str, int], newest: Sequence[Quarantined]) -> None:
         notes = [refusal(r.game, r.player, r.id, r.reason) for r in newest]
         self._writing().call(lambda db: quarantine_table.note_from(db, source, totals, notes))
 
