@@ -25,6 +25,7 @@ from sparring.runs.metrics import PHASES
 from sparring.runs.run import Best, Run, list_runs, new_directory
 from sparring.runs.sinks import Sinks
 from sparring.training import evaluate, loop
+from sparring.training.trainee import OffPolicy
 
 SMALL = [{"layer": "dense", "units": 16}]
 DQN = {"name": "dqn", "layers": SMALL, "learning_starts": 64, "batch": 16, "replay": 3000}
@@ -402,7 +403,7 @@ class TestRefusals:
             ppo = {"algorithm": PPO, "rollout": Rollout(envs=4), "stop": Stop(iterations=1)}
             loop.train(experiment(tmp_path / "run", seed=7, **ppo))
 
-        monkeypatch.setattr(loop.OffPolicy, "prepare", prepare)
+        monkeypatch.setattr(OffPolicy, "prepare", prepare)
         with pytest.raises(InputError, match="another training began"):
             loop.train(experiment(tmp_path / "run"))
         assert Run(tmp_path / "run").experiment.seed == 7
