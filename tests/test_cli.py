@@ -148,7 +148,7 @@ def test_the_installed_command_and_its_completion() -> None:
 def test_errors_are_printed_as_they_are(
     run: Callable[..., Result], monkeypatch: pytest.MonkeyPatch, text: str, kind: type[Exception], code: int
 ) -> None:
-    def broken() -> None:
+    def broken(**_: object) -> None:
         raise kind(text)
 
     monkeypatch.setattr(cli, "app", broken)
@@ -163,7 +163,7 @@ def test_errors_are_one_line_however_long(run: Callable[..., Result], tmp_path: 
 
 
 def test_what_a_server_says_cannot_move_the_cursor(run: Callable[..., Result], monkeypatch: pytest.MonkeyPatch) -> None:
-    def broken() -> None:
+    def broken(**_: object) -> None:
         raise InputError("\x1b]0;title\x07 \x1b[2J \x9b31m \r gone")
 
     monkeypatch.setattr(cli, "app", broken)
@@ -173,7 +173,7 @@ def test_what_a_server_says_cannot_move_the_cursor(run: Callable[..., Result], m
 
 
 def test_bugs_keep_their_stack_trace(monkeypatch: pytest.MonkeyPatch) -> None:
-    def broken() -> None:
+    def broken(**_: object) -> None:
         raise KeyError("a bug")
 
     monkeypatch.setattr(cli, "app", broken)

@@ -98,7 +98,7 @@ app.add_typer(
 
 def main() -> None:
     try:
-        app()
+        app(prog_name="sparring")  # also as `python -m sparring.cli`
     except InputError as error:
         _fail(error, 2)
     except (SparringError, OSError) as error:  # OSError: a full disk, a directory that is not ours
