@@ -57,6 +57,6 @@ def test_a_sweep_of_rllibs_algorithms_is_checked_as_any() -> None:
     Sweep.parse(data | {"algorithm": RLLIB | {"lr": {"loguniform": [1e-5, 1e-3]}}}).check()
     with pytest.raises(InputError, match=r"unknown key algorithm\.gama: did you mean algorithm\.gamma.*with gama = "):
         Sweep.parse(data | {"algorithm": RLLIB | {"gama": {"choice": [0.9, 0.99]}}}).check()
-    with pytest.raises(InputError, match="cannot be put into another, as pbt does: use tune.scheduler: asha"):
-        pbt = {"tune": {"samples": 2, "scheduler": "pbt"}}
+    pbt = {"tune": {"samples": 2, "scheduler": "pbt"}}
+    with pytest.raises(InputError, match=r"cannot be put into another, as pbt does: use tune\.scheduler: asha"):
         Sweep.parse(data | pbt | {"algorithm": RLLIB | {"lr": {"loguniform": [1e-5, 1e-3]}}}).check()
