@@ -17,7 +17,7 @@ import sparring
 LENGTH = 8
 
 
-class Corridor(gymnasium.Env[np.ndarray, int]):
+class Corridor(gymnasium.Env[np.ndarray, int]):  # type: ignore[misc]  # Gymnasium is untyped here
     """Walk from the middle of a corridor to its right end. Every step costs a little; the left end costs more."""
 
     observation_space = gymnasium.spaces.Box(0.0, 1.0, (LENGTH,), np.float32)

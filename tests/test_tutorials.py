@@ -43,6 +43,27 @@ assert open("told.txt").read() == "It works.\\n"
     read(tmp_path, page)
 
 
+def test_a_file_in_parts(tmp_path: Path) -> None:
+    part = "<!-- {} -->\n```text\n{}\n```\n"
+    page = part.format("file: told.txt", "one") + part.format("append: told.txt", "two") + "```sh\ncat told.txt\n```\n"
+    read(tmp_path, page)
+    assert (tmp_path / "work/told.txt").read_text() == "one\n\ntwo\n"
+
+
+def test_the_algorithm_of_the_tutorial_is_the_example() -> None:
+    """Line by line: the page shows all of examples/a2c.py, and nothing else."""
+    page = (tutorial_page.ROOT / "docs/tutorials/your-own-algorithm.md").read_text()
+    shown = [
+        line
+        for step in tutorial_page.steps(page)
+        if "a2c.py" in (step.markers.get("file"), step.markers.get("append"))
+        for line in step.text.splitlines()
+    ]
+    example = (tutorial_page.ROOT / "examples/a2c.py").read_text()
+    code = example[example.index("from functools") :].splitlines()
+    assert list(filter(None, shown)) == list(filter(None, code))
+
+
 def test_a_failing_block_is_told_with_its_line(tmp_path: Path) -> None:
     with pytest.raises(Failed, match=r"page\.md, line 3: exit code 3, expected 0(.|\n)*no such thing"):
         read(tmp_path, "# Page\n\n```sh\necho no such thing; exit 3\n```\n")

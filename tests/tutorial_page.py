@@ -8,6 +8,7 @@ page.
     any, with a file    is written there
 
     <!-- file: NAME -->         write the block to NAME instead of running it
+    <!-- append: NAME -->       add the block to the end of NAME, behind an empty line
     <!-- background: TEXT -->   run it beside the rest of the page; go on when it has printed TEXT
     <!-- add: WORDS -->         add WORDS to the block's last line: shorter budgets, free ports
     <!-- exit: CODE -->         it must end with CODE
@@ -35,7 +36,7 @@ from pathlib import Path
 __all__ = ["Failed", "Step", "pages", "run", "steps"]
 
 ROOT = Path(__file__).parents[1]
-MARKERS = ("file", "background", "add", "exit", "prints", "interrupt", "finally", "skip")
+MARKERS = ("file", "append", "background", "add", "exit", "prints", "interrupt", "finally", "skip")
 PORTS = ("8400", "6379")
 LIMIT = 240.0  # seconds of a block
 START = 60.0  # seconds until a background block says that it is ready
@@ -83,7 +84,7 @@ def steps(page: str) -> list[Step]:
 
 
 def _checked(step: Step) -> Step:
-    if step.language not in ("sh", "python") and not {"file", "prints", "skip"} & step.markers.keys():
+    if step.language not in ("sh", "python") and not {"file", "append", "prints", "skip"} & step.markers.keys():
         raise Failed(f"line {step.line}: a block of {step.language!r} needs file:, prints or skip: on the line before")
     return step
 
@@ -141,6 +142,9 @@ class _Reader(contextlib.AbstractContextManager["_Reader"]):
             path = self._directory / name
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(step.text)
+        elif (name := step.markers.get("append")) is not None:
+            with (self._directory / name).open("a") as file:
+                file.write("\n" + step.text)
         elif (ready := step.markers.get("background")) is not None:
             self._start(_command(step), ready)
         else:
