@@ -77,3 +77,13 @@ def test_it_loads_nothing(tmp_path: Path):
     code = "import sys; before = set(sys.modules); import sparring.files; print(*sys.modules.keys() - before)"
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
     assert not {"numpy", "msgspec", "jax"} & set(found)
+
+
+def test_a_planted_link_is_not_followed(tmp_path: Path):
+    victim, path = tmp_path / "victim", tmp_path / "a.json"
+    victim.write_bytes(b"precious")
+    (tmp_path / "a.json.new").symlink_to(victim)
+    files.write_whole(path, b"ours")
+    assert victim.read_bytes() == b"precious"
+    assert path.read_bytes() == b"ours"
+    assert not path.is_symlink()

@@ -137,10 +137,10 @@ class Registered:
         try:
             if getattr(callback, hook)(progress) is False:
                 callback.stop()
-        except Exception as error:  # it is somebody else's code
+        except (Exception, SystemExit) as error:  # it is somebody else's code
             raise self._fault(callback, hook, error) from error
 
-    def _fault(self, callback: Callback, hook: str, error: Exception) -> CallbackError:
+    def _fault(self, callback: Callback, hook: str, error: BaseException) -> CallbackError:
         self._failed, path = True, self._directory / LOG
         with path.open("a") as file:
             file.write("".join(traceback.format_exception(error)))

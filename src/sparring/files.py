@@ -29,7 +29,8 @@ def write_whole(path: Path, data: bytes, *, sync: bool = False, parents: bool = 
         folders += [folder.parent for folder in made]
     part = path.with_name(f"{path.name}.{os.getpid()}.part" if shared else f"{path.name}.new")
     try:
-        with open(part, "wb") as file:
+        part.unlink(missing_ok=True)  # what a killed process left, or a link that somebody planted: never followed
+        with open(part, "xb") as file:
             file.write(data)
             if sync:
                 file.flush()

@@ -359,3 +359,31 @@ def test_fields_of_a_newer_version_are_skipped_and_named() -> None:
 def test_what_was_joined_is_split_as_it_was() -> None:
     parts = [wire.encode_one(fragment()), msgspec.msgpack.encode({"newer": 1}), wire.encode_one(fragment(steps=1))]
     assert wire.split(wire.array(parts)) == parts
+
+
+@pytest.mark.parametrize("json_", [False, True])
+def test_names_of_unknown_fields_cost_nothing_that_the_sender_chooses(monkeypatch, json_):
+    """The sender chooses how many there are: such a fragment's are not looked at, and the others' are."""
+    looked = []
+    strict, keys, known = wire._FIELDS[json_]
+
+    class Keys:
+        @staticmethod
+        def decode(part):
+            looked.append(len(keys.decode(part)))
+            return keys.decode(part)
+
+    monkeypatch.setitem(wire._FIELDS, json_, (strict, Keys, known))
+    flood = {f"field-{i:06}": None for i in range(20_000)}
+    pack_all = (lambda rows: json.dumps(rows).encode()) if json_ else msgspec.msgpack.encode
+    rows = [flood, {"cheat": 1}]
+    assert wire.unknown_fields(pack_all(rows), json=json_) == ["cheat"]
+    assert looked == [1]
+    looked.clear()
+    assert wire.unknown_fields(pack_all([{"cheat": 1}] * 500), json=json_) == ["cheat"]
+    assert len(looked) == wire.LOOKED_AT
+
+
+def test_a_field_whose_name_is_no_text_is_skipped():
+    assert wire.unknown_fields(b"\x91\x81\xa2\xff\xfe\x01") == ["?"]
+    assert wire.unknown_fields(b'[{"\xff": 1}]', json=True) == ["?"]

@@ -29,6 +29,7 @@ from sparring.networks.functions import dense, init_params, torso
 from sparring.networks.layers import find_layer
 from sparring.networks.policy import Policy, features
 from sparring.networks.spec import Categorical, Conv, Dense, Layer, param_shapes
+from sparring.policies import evaluate
 from sparring.registry.registry import Registry
 from sparring.training import loop
 
@@ -247,3 +248,28 @@ def test_layers_are_written_as_ever() -> None:
         b'{"layer":"outside_layers:Gate","units":8,"activation":"outside_layers:elu"}]'
     )
     assert find_layer("dense") is Dense
+
+
+def test_weights_do_not_choose_the_game_that_is_imported(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, random_policy: Callable[..., Policy]
+) -> None:
+    (tmp_path / "elsewhere_mods.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w').close()")
+    monkeypatch.chdir(tmp_path)
+    game = msgspec.structs.replace(GAME, env="elsewhere_mods:CartPole-v1")
+    data = weights.save(random_policy(game, (Dense(4),), Categorical()))
+    with pytest.raises(InputError, match="import 'elsewhere_mods' before, if you trust it"):
+        weights.load(data)
+    (tmp_path / "policy.safetensors").write_bytes(data)
+    with pytest.raises(InputError, match="import 'elsewhere_mods' before"):
+        evaluate(tmp_path / "policy.safetensors", episodes=1)
+    assert not (tmp_path / "ran").exists()
+    assert weights.load(data, trusted=True).game == game
+
+
+def test_a_name_that_a_package_would_load_is_not_imported_already(random_policy: Callable[..., Policy]) -> None:
+    """`sparring` is imported, but `sparring:train` would load JAX."""
+    data = weights.save(random_policy(GAME, (Gate(4),), Categorical()))
+    changed = data.replace(b"outside_layers:Gate", b"sparring:load_polic")
+    assert len(changed) == len(data)
+    with pytest.raises(InputError, match="import 'sparring' before"):
+        weights.load(changed)

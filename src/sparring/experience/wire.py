@@ -74,12 +74,18 @@ def _strict(kind: type[msgspec.Struct]) -> Any:
     return list[msgspec.defstruct(f"Strict{kind.__name__}", fields, forbid_unknown_fields=True)]  # type: ignore[misc]
 
 
-_Keys = list[dict[str, msgspec.Raw]]
+_Keys = dict[str, msgspec.Raw]
 # By whether it is JSON: who notices an unknown field, who finds out which, and the known ones.
 _FIELDS: dict[bool, tuple[Any, Any, tuple[str, ...]]] = {
     False: (msgspec.msgpack.Decoder(_strict(Fragment)), msgspec.msgpack.Decoder(_Keys), Fragment.__struct_fields__),
     True: (msgspec.json.Decoder(_strict(JsonFragment)), msgspec.json.Decoder(_Keys), JsonFragment.__struct_fields__),
 }
+_rows: dict[bool, Any] = {
+    False: msgspec.msgpack.Decoder(list[msgspec.Raw]),
+    True: msgspec.json.Decoder(list[msgspec.Raw]),
+}
+LOOKED_AT = 50  # fragments of an upload whose fields are named …
+MAX_FIELDS, MAX_ROW = 64, 64 << 10  # … if they have no more fields (in JSON: bytes) than this: the sender chooses them
 
 
 def unknown_fields(body: bytes, *, json: bool = False) -> list[str]:
@@ -87,9 +93,23 @@ def unknown_fields(body: bytes, *, json: bool = False) -> list[str]:
     strict, keys, known = _FIELDS[json]
     try:
         strict.decode(body)
-    except msgspec.ValidationError:
-        return sorted({name for row in keys.decode(body) for name in row.keys() - set(known)})[:MAX_UNKNOWN]
+    except (msgspec.ValidationError, UnicodeDecodeError):
+        names: set[str] = set()
+        for row in _rows[json].decode(body)[:LOOKED_AT]:
+            try:
+                names |= keys.decode(row).keys() - set(known) if _is_short(memoryview(row), json) else set()
+            except UnicodeDecodeError:
+                names.add("?")  # its name is not text
+        return sorted(names)[:MAX_UNKNOWN]
     return []
+
+
+def _is_short(row: memoryview, json: bool) -> bool:
+    """Whether a row has few fields; msgpack says it in the row's first bytes."""
+    if json:
+        return len(row) <= MAX_ROW
+    fields = {0xDE: row[1:3], 0xDF: row[1:5]}.get(row[0])
+    return fields is None or int.from_bytes(fields, "big") <= MAX_FIELDS
 
 
 def encode(fragments: list[Fragment]) -> bytes:

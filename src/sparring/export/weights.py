@@ -2,6 +2,7 @@
 No pickle, and nothing of a file is believed before it was checked."""
 
 import struct
+import sys
 
 import msgspec
 import numpy as np
@@ -50,8 +51,8 @@ def save(policy: Policy) -> bytes:
 def load(data: bytes, *, trusted: bool = False) -> Policy:
     """The policy of a file.
 
-    :param trusted: import the modules of layers that are not ours, by the names in the file. Without it they have to be
-        imported already: a file from anywhere must not choose what is run here.
+    :param trusted: import the modules of layers and games that are not ours, by the names in the file. Without it they
+        have to be imported already: a file from anywhere must not choose what is run here.
     :raises InputError: it is not a policy in working order.
     """
     try:
@@ -59,6 +60,9 @@ def load(data: bytes, *, trusted: bool = False) -> Policy:
         arrays = load_arrays(data)
     except (SafetensorError, *UNREADABLE, struct.error, KeyError) as error:
         raise InputError(f"not a policy in safetensors format, or damaged: {error}") from error
+    module, outside, _ = (spec.game.env or "").rpartition(":")
+    if outside and not trusted and module not in sys.modules:
+        raise InputError(f"the policy's game is {spec.game.env!r}: import {module!r} before, if you trust it")
     wrong = [f"{name}: {array.dtype}" for name, array in arrays.items() if array.dtype != np.float32]
     if wrong:
         raise InputError(f"a policy's arrays are float32, found {', '.join(wrong)}")

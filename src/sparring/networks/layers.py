@@ -278,8 +278,10 @@ def decode_imported(kind: type, written: Any) -> Any:
     """As `decode`, for files that somebody else may have written: it imports nothing. What is not ours has to be
     imported already by whoever reads."""
     for value in written.values() if isinstance(written, dict) else ():
-        if isinstance(value, str) and plugins.is_outside(value) and value.partition(":")[0] not in sys.modules:
-            module = value.partition(":")[0]
+        if not isinstance(value, str) or not plugins.is_outside(value):
+            continue
+        module, _, attribute = value.partition(":")
+        if module not in sys.modules or attribute not in vars(sys.modules[module]):  # not by a lazy `__getattr__`
             raise ValueError(f"it needs {value!r}: import {module!r} before, if you trust it")
     return decode(kind, written)
 

@@ -28,7 +28,7 @@ from sparring.errors import InputError, SparringError
 from sparring.export import onnx, onnx_check, weights
 from sparring.games.spec import NAME
 from sparring.networks.policy import Policy
-from sparring.registry.backends import Conflict, line, open_backend
+from sparring.registry.backends import Conflict, Directory, line, open_backend
 from sparring.registry.card import card
 from sparring.registry.manifest import DEFAULT_MODEL, DataSpan, FileInfo, Manifest, Pointer
 
@@ -170,8 +170,10 @@ class Registry:
         """One file of a version, as it was published."""
         return self._file(self.manifest(game, model, version), name)
 
-    def policy(self, game: str, model: str, version: int, *, trusted: bool = False) -> Policy:
-        """To train on from, or to act with in NumPy. `trusted`: see `weights.load`."""
+    def policy(self, game: str, model: str, version: int, *, trusted: bool | None = None) -> Policy:
+        """To train on from, or to act with in NumPy. `trusted`: see `weights.load`; if not said, a directory is, and a
+        bucket, which may be anybody's, is not."""
+        trusted = isinstance(self._backend, Directory) if trusted is None else trusted
         return weights.load(self.read(game, model, version, "policy.safetensors"), trusted=trusted)
 
     def versions(self, game: str, model: str = DEFAULT_MODEL) -> list[int]:

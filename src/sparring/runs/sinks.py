@@ -36,7 +36,7 @@ FILES = ("csv", "jsonl", "tensorboard")  # ours, on this disk: what fails there 
 
 
 class SinkError(SparringError):
-    """A sink of metrics that is not a file of ours failed. The run has a checkpoint."""
+    """A sink of metrics that is not a file of ours failed. What was trained until then is saved."""
 
 
 @dataclass(frozen=True)
@@ -187,8 +187,9 @@ class Sinks:
 
     def write(self, row: Row) -> None:
         row = {name: value for name, value in row.items() if math.isfinite(value)}
-        for name, sink in self._all:
-            self._try(name, "write", partial(sink.write, row))
+        with ExitStack() as stack:  # all of them, whatever one of them does: no row is missing after a resume
+            for name, sink in reversed(self._all):
+                stack.callback(self._try, name, "write", partial(sink.write, row))
 
     def close(self) -> None:
         """All of them, whatever one of them does."""

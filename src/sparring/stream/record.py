@@ -17,6 +17,7 @@ __all__ = ["MAX_RECORD", "decode", "encode", "halves"]
 
 MAX_RECORD = (1 << 20) - 256  # bytes of a stream's record unless it was made for more, less its key
 MAX_DECODED = 64 << 20
+MAX_HEAD = 1 << 18  # bytes of the declarations in a record: one takes twenty times that in memory, and they are kept
 GZIP = b"\x1f\x8b"  # no msgpack list begins so
 _games = msgspec.json.Decoder(list[Game])
 
@@ -39,11 +40,13 @@ def decode(record: bytes) -> tuple[dict[str, Game], list[Fragment]]:
     if not line or head[:1] != b"[":
         raise InputError("the record does not begin with a line of game declarations")
     body = wire.decompress(body, "gzip" if body.startswith(GZIP) else "", MAX_DECODED)
-    return _declared(head), wire.decode(body)
+    if len(head) > MAX_HEAD:
+        raise InputError(f"the record's game declarations have {len(head)} bytes, at most {MAX_HEAD} are allowed")
+    return _parsed(head), wire.decode(body)
 
 
 @functools.lru_cache(maxsize=256)
-def _declared(head: bytes) -> dict[str, Game]:
+def _parsed(head: bytes) -> dict[str, Game]:
     try:
         return {game.name: game for game in _games.decode(head)}
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:

@@ -138,13 +138,14 @@ class Uploads:
         body = wire.decompress(body, encoding, limits.json if kind == JSON else limits.decompressed)
         if kind == JSON:
             batch = _check(game, wire.decode_json(body, game, limits.fragments), limits)
-            batch.ignored = wire.unknown_fields(body, json=True)
         else:
             if (count := _array_length(body)) is not None:
                 _limit_count(count, limits)  # before memory is taken for them
             batch = _check(game, wire.decode(body), limits)
-            batch.ignored = wire.unknown_fields(body)
-        return batch, len(body), self._store.submit(batch.good) if batch.good else None
+        if not batch.good:
+            return batch, len(body), None
+        batch.ignored = wire.unknown_fields(body, json=kind == JSON)
+        return batch, len(body), self._store.submit(batch.good)
 
     async def _respond(self, game: Game, batch: Checked, outcomes: list[Outcome], size: int) -> Response:
         duplicates, steps = outcomes.count(Outcome.DUPLICATE) + outcomes.count(Outcome.ERASED), 0
