@@ -1,6 +1,6 @@
 """examples/a2c.py, an algorithm that the package does not know. A reader copies it into a directory, then trains,
-resumes, publishes and plays it, and has it learn from play. Nothing of Sparring is edited. (training/test_sweep.py has a
-sweep of it.)"""
+resumes, publishes and plays it, and has it learn from play. Nothing of Sparring is edited. (training/test_sweep.py has
+a sweep of it.)"""
 
 import json
 import shutil
