@@ -42,11 +42,12 @@ class State(NamedTuple):
     optimiser: Any
 
 
+# Network: one for the policy, one of the same size for the value
+
+
 class A2C(Algorithm):
     config_class = Config
     on_policy = True
-
-    # Network: one for the policy, one of the same size for the value
 
     def __init__(self, game: Game, config: Config = Config()) -> None:
         self.game, self.config = game, config
@@ -70,29 +71,29 @@ class A2C(Algorithm):
         hidden, seen = (torso(self.config.layers, params, obs, prefix) for prefix in ("", "value."))
         return dense(params, "head", hidden), dense(params, "value.head", seen)[:, 0]
 
-    # Loss
-
-    def loss(self, params: Params, data: Trajectories) -> tuple[jax.Array, Metrics]:
-        """−ρ log π(a|s) (R − V(s)) + c₁ ½ (R − V(s))² − c₂ H, mean over the steps (`mask`).
-
-        ρ = min(1, π/μ): a step of an older policy μ counts less. Bots that play are older.
-        """
-        c = self.config
-        out, value = jax.vmap(partial(self.forward, params))(data.obs)  # of T + 1 observations
-        distribution = jax.vmap(partial(log_prob_and_entropy, self.game, params))
-        log_prob, entropy = distribution(out[:, :-1], data.action)
-        advantage = discounted_returns(data, jax.lax.stop_gradient(value), c.gamma) - value[:, :-1]
-        ratio = jnp.exp(jnp.minimum(jax.lax.stop_gradient(log_prob) - data.log_prob, 0.0))
-        gain = ratio * log_prob * jax.lax.stop_gradient(advantage)
-        mean = partial(jnp.mean, where=data.mask)
-        policy, values, random = -mean(gain), 0.5 * mean(jnp.square(advantage)), mean(entropy)
-        total = policy + c.value_coefficient * values - c.entropy_coefficient * random
-        return total, {"loss/policy": policy, "loss/value": values, "policy/entropy": random}
-
-    # Update
-
     def update(self, state: State, normaliser: dict[str, Any], data: Any) -> tuple[State, Metrics]:
         return _update(self, state, normaliser, data)
+
+
+# Loss
+
+
+def loss(params: Params, a2c: A2C, data: Trajectories) -> tuple[jax.Array, Metrics]:
+    """−ρ log π(a|s) (R − V(s)) + c₁ ½ (R − V(s))² − c₂ H, mean over the steps (`mask`).
+
+    ρ = min(1, π/μ): a step of an older policy μ counts less. Bots that play are older.
+    """
+    c = a2c.config
+    out, value = jax.vmap(partial(a2c.forward, params))(data.obs)  # of T + 1 observations
+    distribution = jax.vmap(partial(log_prob_and_entropy, a2c.game, params))
+    log_prob, entropy = distribution(out[:, :-1], data.action)
+    advantage = discounted_returns(data, jax.lax.stop_gradient(value), c.gamma) - value[:, :-1]
+    ratio = jnp.exp(jnp.minimum(jax.lax.stop_gradient(log_prob) - data.log_prob, 0.0))
+    gain = ratio * log_prob * jax.lax.stop_gradient(advantage)
+    mean = partial(jnp.mean, where=data.mask)
+    policy, values, random = -mean(gain), 0.5 * mean(jnp.square(advantage)), mean(entropy)
+    total = policy + c.value_coefficient * values - c.entropy_coefficient * random
+    return total, {"loss/policy": policy, "loss/value": values, "policy/entropy": random}
 
 
 def discounted_returns(data: Trajectories, value: jax.Array, gamma: float) -> jax.Array:
@@ -107,9 +108,12 @@ def discounted_returns(data: Trajectories, value: jax.Array, gamma: float) -> ja
     return jax.lax.scan(back, jnp.zeros(len(value)), steps, reverse=True)[1].T
 
 
+# Update
+
+
 @partial(jax.jit, static_argnums=0)
 def _update(a2c: A2C, state: State, normaliser: Params, data: Trajectories) -> Any:
     data = data._replace(obs=normalise(normaliser, data.obs))
-    grads, metrics = jax.grad(a2c.loss, has_aux=True)(state.params, data)
+    grads, metrics = jax.grad(loss, has_aux=True)(state.params, a2c, data)
     change, optimiser = a2c.optimiser.update(grads, state.optimiser)
     return State(optax.apply_updates(state.params, change), optimiser), metrics

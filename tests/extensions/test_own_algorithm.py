@@ -1,7 +1,7 @@
 """examples/a2c.py, an algorithm that the package does not know. A reader copies it into a directory, then trains,
-resumes, publishes, plays and sweeps it, and has it learn from play. Nothing of Sparring is edited."""
+resumes, publishes and plays it, and has it learn from play. Nothing of Sparring is edited. (training/test_sweep.py has
+a sweep of it.)"""
 
-import csv
 import json
 import shutil
 import signal
@@ -28,7 +28,6 @@ from sparring.registry.registry import Registry
 from sparring.runs import checkpoint
 from sparring.runs.run import Run
 from sparring.sweep.plan import Sweep
-from sparring.sweep.plan import read as read_sweep
 from sparring.training import loop
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "a2c.py"
@@ -156,21 +155,6 @@ def test_a_sweep_is_checked_before_it_begins() -> None:
     copying = {"tune": {"samples": 2, "scheduler": "pbt"}}
     with pytest.raises(InputError, match="which changes the network"):
         Sweep.parse(searched | copying | {"algorithm": {"name": "a2c:A2C", "layers": units}}).check()
-
-
-@pytest.mark.real
-def test_it_is_swept(home: Path) -> None:
-    text = FILE.replace("lr: 2e-3", "lr: {grid: [1e-3, 2e-3]}").replace("40", "2").replace("out: first\n", "")
-    (home / "sweep.yaml").write_text(text.replace("evaluation: {every: 20}\n", "") + "tune: {scheduler: none}\n")
-    assert read_sweep(home / "sweep.yaml").total == 2
-    done = subprocess.run(
-        [*SPARRING, "sweep", "sweep.yaml", "--out", "swept"], capture_output=True, text=True, timeout=280
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    with (home / "swept" / "results.csv").open() as file:
-        rows = list(csv.DictReader(file))
-    assert sorted(float(row["algorithm.lr"]) for row in rows) == [0.001, 0.002]
-    assert {row["state"] for row in rows} == {"done"}
 
 
 # From play

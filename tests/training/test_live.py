@@ -261,7 +261,7 @@ def test_people_and_bots_are_learned_from_alike_off_policy_but_ppo_needs_log_pro
 def test_unknown_algorithms_and_hyperparameters_are_named(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="did you mean 'dqn'"):
         Setup(tmp_path, algorithm="dqm").trainer()
-    with pytest.raises(InputError, match="did you mean 'n_step'"):
+    with pytest.raises(InputError, match=r"unknown key algorithm\.nstep: did you mean algorithm\.n_step\?"):
         Setup(tmp_path, hyperparameters={"nstep": 3}).trainer()
     with pytest.raises(InputError, match="Discrete actions"):
         Setup(tmp_path, Game("m", Box((2,)), MultiDiscrete((2, 2))), algorithm="dqn", hyperparameters={}).trainer()

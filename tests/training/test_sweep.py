@@ -28,6 +28,7 @@ from sparring.training import loop
 
 pytestmark = pytest.mark.real
 HERE = Path(__file__).parent
+EXAMPLES = HERE.parents[1] / "examples"
 # How often it plays at random. Nothing is compiled anew for it, and it matters at once.
 GOOD, HOPELESS = 0.02, 1.0
 SEARCHED = f"{{choice: [{HOPELESS}, {GOOD}]}}"
@@ -51,12 +52,14 @@ def root(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def logs(tmp_path_factory):
-    """Of the nodes, whose processes find the games of the tests."""
+    """Of the nodes, whose processes find the games of the tests and the example of an algorithm."""
     ours = tmp_path_factory.mktemp("ray")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("ODD_TROUBLE", str(ours / "trouble"))
-        patch.setenv("PYTHONPATH", os.pathsep.join([str(HERE), *filter(None, [os.environ.get("PYTHONPATH")])]))
+        before = filter(None, [os.environ.get("PYTHONPATH")])
+        patch.setenv("PYTHONPATH", os.pathsep.join([str(HERE), str(EXAMPLES), *before]))
         patch.syspath_prepend(HERE)
+        patch.syspath_prepend(EXAMPLES)
         yield ours
 
 
@@ -134,6 +137,17 @@ def test_the_other_node_does_not_see_our_files(address, root):
     there = [NodeAffinitySchedulingStrategy(node["NodeID"], soft=False) for node in ray.nodes()]
     seen = [look.options(num_cpus=0, scheduling_strategy=where).remote(str(root / "mark")) for where in there]
     assert sorted(ray.get(seen)) == [False, True]
+
+
+def test_an_algorithm_from_outside_the_package(address, root):
+    """Both nodes have its module, as they have the games'."""
+    algorithm = "{name: a2c:A2C, steps: 64, lr: {grid: [1e-3, 2e-3, 4e-3]}}"
+    trials = sweep(root / "own", game="CartPole-v1", algorithm=algorithm, rollout={}, stop="{iterations: 2}",
+                   tune="{scheduler: none}")  # fmt: skip
+    assert {trial.state for trial in trials} == {"done"}
+    assert sorted(trial.values["algorithm.lr"] for trial in trials) == [1e-3, 2e-3, 4e-3]
+    found = Run(root / "own/trials/000").experiment.algorithm
+    assert (found["name"], found["gamma"]) == ("a2c:A2C", 0.99)
 
 
 def test_asha_stops_the_hopeless_of_eight(address, root):

@@ -64,6 +64,10 @@ def render(name: str, policy: Policy, stem: str) -> dict[str, bytes]:
     """
     form = find_format(name)
     found = form.render(policy)
+    if not isinstance(found, bytes | Mapping):
+        raise InputError(
+            f"format {name!r} gives {type(found).__name__}: render(policy) gives bytes, or names and bytes"
+        )
     files = {f"{stem}{form.suffix}": found} if isinstance(found, bytes) else dict(found)
     for path, content in files.items():
         parts = PurePosixPath(path).parts

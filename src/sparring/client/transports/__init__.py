@@ -22,4 +22,9 @@ def open_transport(address: str, timeout: float = 10.0) -> Transport:
     kind = plugins.find("transport", scheme, TRANSPORTS)
     if not (isinstance(kind, type) and issubclass(kind, Transport)):
         raise InputError(f"transport {scheme!r} cannot be opened: it is no subclass of sparring.client.Transport")
-    return kind(address, timeout)  # type: ignore[call-arg]  # how those are made that an address names
+    try:
+        return kind(address, timeout)  # type: ignore[call-arg]  # how those are made that an address names
+    except TypeError as error:
+        if scheme in TRANSPORTS:
+            raise
+        raise InputError(f"transport {scheme!r} cannot be made with (address, timeout): {error}") from error
