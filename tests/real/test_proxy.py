@@ -97,7 +97,8 @@ class Site:
                 **changes,
             },
         )
-        places = "".join(f"{kind}_temp_path {self.folder}/{kind};" for kind in ("client_body", "proxy"))
+        kinds = ("client_body", "proxy", "fastcgi", "uwsgi", "scgi")  # nginx makes all of them when it starts
+        places = "".join(f"{kind}_temp_path {self.folder}/{kind};" for kind in kinds)
         head = f"daemon off; master_process off; pid {self.folder}/pid; events {{}}\n"
         (self.folder / "nginx.conf").write_text(f"{head}http {{ access_log off; {places}\n{text}}}\n")
         with running(
