@@ -23,6 +23,7 @@ os.environ["RAY_AUTH_TOKEN_PATH"] = str(Path(__file__).parent.parent / ".pytest_
 
 # Files that take minutes. Two processes share the files; begun with the longest, they end at about the same time.
 LONGEST = (
+    "test_tutorials.py",  # beside the next one, which starts no Ray: its cluster is this machine's, as its reader's is
     "real/test_stream_ingest.py",
     "training/test_rllib.py",
     "training/test_sweep.py",
