@@ -2,22 +2,33 @@
 # `make check` is the quick subset for the inner loop.
 PYTHON ?= python3
 UV := $(shell command -v uv 2>/dev/null || echo .venv/bin/uv)
+# With bytecode: some machines keep Python from writing it, and Ray's processes wait for each other while they compile.
 INSTALL = VIRTUAL_ENV=$(CURDIR)/.venv $(UV) pip install --compile-bytecode
+unexport PYTHONDONTWRITEBYTECODE
 # Commands that the tests use, and the packages of Debian and Ubuntu that have them. Go and Node come as wheels.
-SYSTEM = chromium=chromium chromium=fonts-dejavu-core ip=iproute2 java=openjdk-17-jre-headless mvn=maven pgrep=procps openssl=openssl
+SYSTEM = gcc=gcc gcc=libc6-dev chromium=chromium chromium=fonts-dejavu-core ip=iproute2 java=openjdk-17-jre-headless mvn=maven pgrep=procps openssl=openssl
 # Company proxies have certificates of their own.
 export UV_SYSTEM_CERTS = true
 
-.PHONY: demo test check lint types docs dist lock bench peers clean
+.PHONY: demo test nightly suite check lint types docs dist lock bench peers clean
 
 demo: .venv/.platform
 	.venv/bin/sparring demo
 
-test: .venv/.dev .venv/.system lint types
-	.venv/bin/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
+test:
+	@$(MAKE) --no-print-directory -j2 .venv/.dev .venv/.system
+	@$(MAKE) --no-print-directory lint
+	@$(MAKE) --no-print-directory -j2 types suite
+
+nightly:  ## with the slow tests
+	@$(MAKE) --no-print-directory test TESTS=
+
+TESTS = -m "not slow"
+suite: .venv/.dev .venv/.system
+	.venv/bin/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder --durations=40 $(TESTS)
 
 check: .venv/.dev lint types
-	.venv/bin/python -m pytest -q -n 2 --dist loadfile -m "not real"
+	.venv/bin/python -m pytest -q -n 2 --dist loadfile -m "not real and not heavy"
 
 lint: .venv/.dev
 	.venv/bin/ruff check .
@@ -42,7 +53,7 @@ peers: .venv/.dev .venv-peers/.installed  ## speed beside SB3, SBX and RLlib (6 
 
 lock: .venv/.uv  ## refresh the pinned versions after a change of pyproject.toml
 	$(UV) pip compile --quiet --no-emit-index-url --universal --python-version 3.11 --extra platform pyproject.toml -o requirements/platform.txt
-	$(UV) pip compile --quiet --no-emit-index-url --universal --python-version 3.11 --extra platform --extra train --extra ray --extra tune --extra rllib --extra cassandra --extra spark --extra aws --extra mlflow --extra wandb --extra bullet --extra box2d --extra atari --group dev pyproject.toml -o requirements/dev.txt
+	$(UV) pip compile --quiet --no-emit-index-url --universal --python-version 3.11 --extra platform --extra train --extra ray --extra tune --extra rllib --extra cassandra --extra spark --extra aws --extra data --extra mlflow --extra wandb --extra bullet --extra box2d --extra atari --extra edge --extra energy --group dev pyproject.toml -o requirements/dev.txt
 	$(UV) pip compile --quiet --no-emit-index-url --universal --python-version 3.11 --extra platform --group docs -c requirements/dev.txt pyproject.toml -o requirements/docs.txt
 	$(UV) pip compile --quiet --no-emit-index-url --universal --python-version 3.11 --group peers -o requirements/peers.txt
 
@@ -73,9 +84,8 @@ lock: .venv/.uv  ## refresh the pinned versions after a change of pyproject.toml
 	VIRTUAL_ENV=$(CURDIR)/.venv-peers $(UV) pip install --compile-bytecode -r requirements/peers.txt
 	@touch $@
 
-.venv/.system: .venv/.uv scripts/system-packages scripts/s3-server scripts/kinesalite scripts/cassandra scripts/proxy
-	scripts/system-packages $(SYSTEM)
-	for server in s3-server kinesalite cassandra "proxy nginx" "proxy caddy"; do scripts/$$server >/dev/null || exit 1; done
+.venv/.system: .venv/.uv scripts/test-servers scripts/system-packages scripts/s3-server scripts/kinesalite scripts/cassandra scripts/proxy
+	scripts/test-servers $(SYSTEM)
 	@touch $@
 
 clean:

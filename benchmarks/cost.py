@@ -209,8 +209,9 @@ def levers(load: Load) -> list[str]:
         "- **How long the stream keeps records.** A week, the default, costs "
         f"${load.shards * WEEK_HOUR * MONTH:,.0f} a month more than a day (`--retention 24`, `RetentionHours=24`); "
         "then a job that is away for longer than a day loses play.",
-        "- **How often bots are published.** Players download every version published while they play: at the default "
-        f"of one in 10 s {often / 1e3:,.0f} TB a month, ${often * EGRESS_GB:,.0f} at ${EGRESS_GB} a GB.",
+        "- **How often bots are published.** Players download every version that they get while they play: at one "
+        f"in 10 s, the most that the default allows, {often / 1e3:,.0f} TB a month, "
+        f"${often * EGRESS_GB:,.0f} at ${EGRESS_GB} a GB.",
         f"- **How often clients look.** At the default of 5 s {looks / 1e9:.1f} billion GETs a month, "
         f"${looks * GET:,.0f}; at {REFRESH:.0f} s ${load.polls * GET:,.0f}.",
         "- **Traffic between zones** ($0.01 a GB each way) and logs are not counted.",

@@ -28,7 +28,7 @@ import numpy as np
 import psutil
 
 ROOT = Path(__file__).parent.parent
-sys.path += [str(ROOT / "tests"), str(ROOT / "tests" / "real")]
+sys.path.append(str(ROOT / "tests"))
 
 from kinesis_server import running  # noqa: E402
 from servers import cassandra_node  # noqa: E402
@@ -237,7 +237,7 @@ def rows_job(options: argparse.Namespace) -> None:
             part.write_text(str(stored))
             part.replace(options.dir / "done")
 
-    spark = ingest._session(ingest.Options(options.stream, "", options.dir, "local[2]"))
+    spark = ingest._session(ingest.IngestOptions(options.stream, "", options.dir, "local[2]"))
     spark.conf.set("spark.sql.execution.arrow.maxRecordsPerBatch", "10000")
     spark.dataSource.register(KinesisSource)
     reader = spark.readStream.format(KinesisSource.name()).option("address", options.stream)

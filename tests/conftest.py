@@ -15,32 +15,56 @@ from sparring.networks.spec import Head, Layer, feature_shape, param_shapes
 from sparring.store.cassandra import migration, schema
 from sparring.store.cassandra.keyspace import Address
 
-# Compiling takes the longest of all in tests of learning: workers and runs share what one of them compiled.
-os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(Path(__file__).parent.parent / ".pytest_cache" / "jax"))
-os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.1")
+# Compiling takes the longest of all in tests of learning: workers, runs and clones share what one of them compiled.
+os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(Path.home() / ".cache" / "sparring" / "jax"))
+os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
 # A process's Ray reads its token once: one for all tests, and not in the user's home.
 os.environ["RAY_AUTH_TOKEN_PATH"] = str(Path(__file__).parent.parent / ".pytest_cache" / "ray" / "token")
 
 # Files that take minutes. Two processes share the files; begun with the longest, they end at about the same time.
 LONGEST = (
     "test_tutorials.py",  # beside the next one, which starts no Ray: its cluster is this machine's, as its reader's is
-    "real/test_stream_ingest.py",
-    "training/test_rllib.py",
-    "training/test_sweep.py",
-    "training/test_cluster.py",
+    "stream/test_stream_ingest.py",
+    "rllib/test_rllib.py",
+    "sweep/test_sweep.py",
+    "rollout/test_cluster.py",
     "store/test_cassandra_faults.py",
     "real/test_platform.py",
     "real/test_whole_path.py",
     "store/test_store_contract.py",
-    "real/test_stream_cluster.py",
+    "stream/test_stream_cluster.py",
     "bench/test_scaling.py",
     "gateway/test_gateway_schemathesis.py",
     "real/test_cassandra_login.py",
 )
 
 
+# They train networks or build the site: `make check` leaves them out.
+HEAVY = (
+    "algorithms",
+    "edge",
+    "extensions",
+    "older/test_older_files.py",
+    "networks/test_defaults.py",
+    "networks/test_functions.py",
+    "networks/test_outside_layers.py",
+    "trainer",
+    "training",
+    "rollout",
+    "runs",
+    "cli/test_commands.py",
+    "client/test_onnx_check.py",
+    "test_docs.py",
+    "test_examples.py",
+)
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    place = {Path(__file__).parent / name: i for i, name in enumerate(LONGEST)}
+    here = Path(__file__).parent
+    for item in items:
+        if any(item.path.is_relative_to(here / name) for name in HEAVY):
+            item.add_marker("heavy")
+    place = {here / name: i for i, name in enumerate(LONGEST)}
     items.sort(key=lambda item: place.get(item.path, len(place)))
 
 
@@ -99,5 +123,5 @@ def cassandra_keyspace(cassandra: CassandraNode) -> str:
 @pytest.fixture
 def cassandra_address(cassandra: CassandraNode, cassandra_keyspace: str) -> str:
     """The address of an empty store."""
-    cassandra.empty("tests", schema.TABLES)
+    cassandra.empty("tests", schema.SCHEMA.keys() - {"version"})
     return cassandra_keyspace

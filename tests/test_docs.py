@@ -176,11 +176,11 @@ def test_the_reference_has_names_that_are_loaded_on_demand(tmp_path: Path) -> No
     assert "How large it is." in page.read_text()
 
 
-@pytest.mark.parametrize(("name", "told"), [("LIMIT", "lazy.LIMIT is no class"), ("gone", "has no attribute 'gone'")])
-def test_a_public_name_that_cannot_be_found_fails_the_build(tmp_path: Path, name: str, told: str) -> None:
+@pytest.mark.parametrize(("name", "says"), [("LIMIT", "lazy.LIMIT is no class"), ("gone", "has no attribute 'gone'")])
+def test_a_public_name_that_cannot_be_found_fails_the_build(tmp_path: Path, name: str, says: str) -> None:
     done = lazy(tmp_path, LAZY.replace('"Thing"', f'"{name}"'))
     assert done.returncode != 0
-    assert told in done.stdout + done.stderr
+    assert says in done.stdout + done.stderr
 
 
 # The files as they are
@@ -240,6 +240,12 @@ def test_pages_link_to_what_the_site_has(path: Path) -> None:
     inside = [(path.parent / urlsplit(link).path).resolve() for link in links(path) if not urlsplit(link).scheme]
     has = (ROOT / "docs", ROOT / "src")
     assert [str(target) for target in inside if not any(target.is_relative_to(place) for place in has)] == []
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_tests_that_are_named_are_there(path: Path) -> None:
+    named = re.findall(r"\btests/[\w./-]*\w", path.read_text())
+    assert [name for name in named if not (ROOT / name).exists()] == []
 
 
 def test_the_guide_names_every_room() -> None:

@@ -18,6 +18,7 @@ BUDGETS = {
     "load_policy": (["{run}", "--rows", "2"], r"values: \[-?\d"),
     "callback": (["--iterations", "2", "--out", "run"], r"ended after 2 iterations, 1,\d+ steps"),
     "own_game": (["--steps", "3000", "--out", "run"], r"mean return -?\d\.\d\d, success \d+%"),
+    "arena": (["--episodes", "20"], r"a person makes 4\d\.\d points, chance -\d\.\d"),
 }
 
 
@@ -37,6 +38,16 @@ def test_example(name, trained, tmp_path):
     done = subprocess.run(argv, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=240)
     assert done.returncode == 0, done.stdout + done.stderr
     assert re.search(wanted, done.stdout), done.stdout
+
+
+def test_the_arena_declares_itself(tmp_path):
+    """What it prints is a declaration of the same spaces: a platform that cannot simulate it learns it from play."""
+    argv = [sys.executable, str(EXAMPLES / "arena.py"), "--declare"]
+    done = subprocess.run(argv, cwd=tmp_path, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    game = sparring.Game.declared(done.stdout)
+    assert (game.name, game.env) == ("arena", None)
+    assert game.action == sparring.MultiDiscrete((5, 2))
 
 
 def test_a_callback_of_the_examples_in_a_file(tmp_path):

@@ -2,6 +2,7 @@
 
 import email
 import os
+import shutil
 import subprocess
 import sys
 import tarfile
@@ -81,8 +82,7 @@ def test_the_wheel_has_the_licence(wheel: Path) -> None:
 
 
 def test_the_sdist_makes_the_same_wheel(sdist: Path, wheel: Path, tmp_path: Path) -> None:
-    with tarfile.open(sdist) as file:
-        file.extractall(tmp_path, filter="data")
+    shutil.unpack_archive(sdist, tmp_path)
     source = tmp_path / f"sparring-{__version__}"
     build(source, tmp_path / "dist", "wheel")
     assert contents(tmp_path / "dist" / wheel.name) == contents(wheel)

@@ -41,6 +41,15 @@ def test_all_names_are_there_and_listed():
         sparring.trian  # noqa: B018
 
 
+def test_a_look_shows_nothing_else():
+    assert {name for name in dir(sparring) if not name.startswith("_")} == set(sparring.__all__) - {"__version__"}
+
+
+def test_the_page_names_all_of_it():
+    page = (Path(__file__).parents[1] / "docs" / "reference.md").read_text().partition("::: sparring")[0]
+    assert set(re.findall(r"`(\w+)`", page)) == set(sparring.__all__) - {"__version__"}
+
+
 def test_type_checkers_see_what_python_sees(tmp_path):
     """The names under TYPE_CHECKING are those of the table."""
     source = (Path(sparring.__file__)).read_text()

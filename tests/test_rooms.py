@@ -10,13 +10,13 @@ PACKAGE = ROOT / "src" / "sparring"
 # A room imports only from rooms above it. Imports inside functions count, too.
 # fmt: off
 ORDER = [
-    "errors", "files", "fields", "plugins",
+    "errors", "files", "fields", "plugins", "metering",
     "games", "experience", "networks", "export",
     "aws", "store", "registry", "api", "heartbeat", "terminal",
-    "stream", "client", "players",
+    "stream", "client", "players", "data",
     "algorithms", "search_space", "experiment", "launch", "runs", "callbacks",
-    "rollout", "training", "policies", "rllib", "sweep", "json_schemas", "trainer", "bench",
-    "dashboard", "gateway", "platform", "demo", "cli",
+    "rollout", "training", "policies", "edge", "rllib", "sweep", "json_schemas", "trainer", "bench",
+    "dashboard", "gateway", "news", "platform", "demo", "cli",
 ]
 # fmt: on
 

@@ -24,20 +24,20 @@ def read(tmp_path: Path, text: str) -> None:
 
 def test_blocks_share_a_directory(tmp_path: Path) -> None:
     page = """
-<!-- file: told.txt -->
+<!-- file: text.txt -->
 ```text
 It works.
 ```
 Then:
 ```sh
-cat told.txt
+cat text.txt
 ```
 <!-- prints -->
 ```text
 It wor…
 ```
 ```python
-assert open("told.txt").read() == "It works.\\n"
+assert open("text.txt").read() == "It works.\\n"
 ```
 """
     read(tmp_path, page)
@@ -45,9 +45,9 @@ assert open("told.txt").read() == "It works.\\n"
 
 def test_a_file_in_parts(tmp_path: Path) -> None:
     part = "<!-- {} -->\n```text\n{}\n```\n"
-    page = part.format("file: told.txt", "one") + part.format("append: told.txt", "two") + "```sh\ncat told.txt\n```\n"
+    page = part.format("file: text.txt", "one") + part.format("append: text.txt", "two") + "```sh\ncat text.txt\n```\n"
     read(tmp_path, page)
-    assert (tmp_path / "work/told.txt").read_text() == "one\n\ntwo\n"
+    assert (tmp_path / "work/text.txt").read_text() == "one\n\ntwo\n"
 
 
 def test_the_algorithm_of_the_tutorial_is_the_example() -> None:
@@ -64,7 +64,7 @@ def test_the_algorithm_of_the_tutorial_is_the_example() -> None:
     assert list(filter(None, shown)) == list(filter(None, code))
 
 
-def test_a_failing_block_is_told_with_its_line(tmp_path: Path) -> None:
+def test_a_failing_block_is_reported_with_its_line(tmp_path: Path) -> None:
     with pytest.raises(Failed, match=r"page\.md, line 3: exit code 3, expected 0(.|\n)*no such thing"):
         read(tmp_path, "# Page\n\n```sh\necho no such thing; exit 3\n```\n")
 
@@ -119,7 +119,7 @@ def test_a_background_block_is_interrupted_and_ended(tmp_path: Path) -> None:
         os.kill(left, 0)
 
 
-def test_a_background_block_that_dies_is_told(tmp_path: Path) -> None:
+def test_a_background_block_that_dies_is_reported(tmp_path: Path) -> None:
     with pytest.raises(Failed, match=r"'ready' was not printed(.|\n)*in use"):
         read(tmp_path, "<!-- background: ready -->\n```sh\npython -c 'exit(\"port in use\")'\n```\n")
 

@@ -1,4 +1,4 @@
-"""Runs a page of docs/tutorials as a reader does: block after block, in one directory.
+"""Runs a page of docs/tutorials, or docs/in-your-game.md, as a reader does: block after block, in one directory.
 
 What a block does follows from its language; comments on the lines before its fence say more. They do not show on the
 page.
@@ -201,6 +201,8 @@ class _Reader(contextlib.AbstractContextManager["_Reader"]):
             process = subprocess.Popen(
                 command, cwd=self._directory, env=self._environment, text=True, start_new_session=True,
                 stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT,
+                # Where the tests themselves run in the background, Ctrl-C is ignored by all that they start.
+                preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
             )  # fmt: skip
         return process, log
 
@@ -237,4 +239,4 @@ def _free_port() -> str:
 
 
 def pages() -> list[Path]:
-    return sorted((ROOT / "docs" / "tutorials").glob("*.md"))
+    return [*sorted((ROOT / "docs" / "tutorials").glob("*.md")), ROOT / "docs" / "in-your-game.md"]

@@ -28,7 +28,7 @@ class CallbackError(SparringError):
 
 @dataclass(frozen=True)
 class Progress:
-    """How far a training is, as a callback is told.
+    """How far a training is, as callbacks see it.
 
     :param run: The run: its directory, rows, policies.
     :param experiment: What is trained, with all hyperparameters.

@@ -19,7 +19,7 @@ from sparring.client.transports.base import Refused
 from sparring.client.transports.http import HttpConnection
 from sparring.errors import InputError, SparringError
 from sparring.games import catalog
-from sparring.players.mock import Summary, play
+from sparring.players.mock import PlaySummary, play
 from sparring.terminal import number, view
 
 __all__ = ["demo"]
@@ -84,15 +84,15 @@ def _platform(data: Path, port: int, algorithm: str | None) -> Iterator[str]:
 
 
 @contextlib.contextmanager
-def _players(game: str, url: str, count: int) -> Iterator[list[Summary]]:
+def _players(game: str, url: str, count: int) -> Iterator[list[PlaySummary]]:
     """Mock players in a thread while the block runs; their summary is in the list afterwards."""
-    stop, summary, failure = threading.Event(), list[Summary](), list[BaseException]()
+    stop, summary, failure = threading.Event(), list[PlaySummary](), list[BaseException]()
 
     def run() -> None:
         try:
             with tempfile.TemporaryDirectory(prefix="sparring-players-") as spool:
                 summary.append(play(game, url, players=count, stop=stop, rate=RATE, refresh=0.5, directory=spool))
-        except SparringError as error:
+        except Exception as error:  # noqa: BLE001  # raised below, when the block ends
             failure.append(error)
 
     thread = threading.Thread(target=run, name="players")
@@ -137,20 +137,25 @@ def _is_good(snapshot: Snapshot, goal: float) -> bool:
 def _line(s: Snapshot) -> str:
     version = "no version yet" if s.latest is None else f"version {s.latest}"
     return (
-        f"{number(s.stats.steps):>7} records, {number(s.steps_per_s):>6}/s, {s.active_players} players, {version}, "
+        f"{number(s.stats.steps):>7} steps, {number(s.steps_per_s):>6}/s, {s.active_players} players, {version}, "
         f"mean return {number(s.return_mean)}{', trainer ' + s.trainer.state if s.trainer else ''}"
     )
 
 
 def _tell(
-    console: Console, snapshot: Snapshot | None, summary: list[Summary], goal: float, seconds: float, data: Path | None
+    console: Console,
+    snapshot: Snapshot | None,
+    summary: list[PlaySummary],
+    goal: float,
+    seconds: float,
+    data: Path | None,
 ) -> None:
     if snapshot is None or not summary:
         return
     best = [f"v{v.version}: {number(v.return_mean)}" for v in snapshot.versions if v.played]
     console.print(
         f"\nAfter [bold]{seconds:.0f} s[/] the players average [bold]{number(snapshot.return_mean)}[/] over "
-        f"{EPISODES} episodes (goal {goal:g}). They sent {number(snapshot.stats.steps)} records in "
+        f"{EPISODES} episodes (goal {goal:g}). They sent {number(snapshot.stats.steps)} steps in "
         f"{snapshot.episodes} episodes; {len(snapshot.versions)} versions were published."
     )
     if best:

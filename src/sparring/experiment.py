@@ -1,5 +1,5 @@
 """An experiment: one typed, frozen description of a training, the same as YAML. Whatever a file or the command line
-gets wrong is told by its key, its path and the nearest right one. Light: no learning stack is loaded here."""
+gets wrong is named by its key, its path and the nearest right one. Light: no learning stack is loaded here."""
 
 import re
 from collections.abc import Iterable
@@ -13,17 +13,24 @@ from sparring.fields import NonNegativeFloat, NonNegativeInt, PositiveFloat, Pos
 from sparring.files import write_whole
 
 __all__ = [
+    "CHANGEABLE",
     "Checkpoint",
     "Checkpoints",
     "Evaluation",
     "Experiment",
+    "Metering",
     "Resources",
     "Rollout",
     "Stop",
+    "changed_key",
     "override",
     "read",
+    "unchangeable",
     "write",
 ]
+
+# What an experiment that has begun can change.
+CHANGEABLE = ("stop", "evaluation", "checkpoint", "runner", "resources", "callbacks", "metrics", "metering")
 
 Seed = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
 
@@ -46,16 +53,21 @@ class Rollout(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Resources(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What `runner: ray` may use.
+    """What a run may use.
 
+    :param gpu: On which GPUs it is learned: `none`, `all` (or `both`), or numbers such as 0 or 0,1. None: JAX's choice.
+    :param affinity: Numbers of the CPUs that the run may use, its workers too. None: all.
     :param address: Address of a Ray cluster. None: a cluster of its own on this machine.
     :param cpus: CPUs of a cluster of its own. None: as many as the machine has.
     :param actor_cpus: CPUs of each rollout actor; parts are fine.
     :param actor_gpus: GPUs of each rollout actor; parts are fine.
-    :param learner_gpus: GPUs of each trial of a sweep. None: equal parts of those there are.
-    :param devices: Devices on which an update is computed together, each with its part of the batch.
+    :param learner_gpus: GPUs of each trial of a sweep. None: equal parts of those there are. Of a run: the part of a
+        GPU's memory that its learner takes.
+    :param devices: Devices on which an update is computed together, each with its part of the batch. `gpu` says it too.
     """
 
+    gpu: str | int | None = None
+    affinity: Annotated[tuple[NonNegativeInt, ...], msgspec.Meta(min_length=1)] | None = None
     address: str | None = None
     cpus: PositiveInt | None = None
     actor_cpus: NonNegativeFloat = 1.0
@@ -64,10 +76,25 @@ class Resources(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     devices: PositiveInt = 1
 
     def __post_init__(self) -> None:
+        gpus = self.gpus
+        if gpus is not None and self.devices > 1 and self.devices != len(gpus):
+            raise ValueError(f"gpu is {self.gpu}, devices is {self.devices}: leave devices out")
         if self.learner_gpus is not None and self.learner_gpus > 1 and self.learner_gpus % 1:
             raise ValueError(
                 f"learner_gpus is {self.learner_gpus:g}: parts of one GPU, or whole ones, such as 0.5 or 2"
             )
+
+    @property
+    def gpus(self) -> tuple[int, ...] | None:
+        """`gpu` as numbers; none of them for `none`, None where it names no numbers."""
+        if self.gpu is None or self.gpu in ("all", "both"):
+            return None
+        if self.gpu == "none":
+            return ()
+        words = str(self.gpu).split(",")
+        if not all(word.strip().isdecimal() for word in words) or len({*map(int, words)}) < len(words):
+            raise ValueError(f"gpu is {self.gpu!r}: write none, all, both, or numbers of GPUs such as 0 or 0,1")
+        return tuple(map(int, words))
 
 
 class Stop(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -114,13 +141,28 @@ class Checkpoint(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     video: bool = False
 
 
+class Metering(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What is noted of the training's own costs: `usage/…` and `energy/…` of its metrics.
+
+    :param every: Seconds between looks at CPU, memory, GPUs and energy. 0: never.
+    :param meter: A command that prints the power in watts, run for each look: a power meter.
+    :param estimate: Let CodeCarbon estimate energy, if it is installed, where nothing measures it.
+    """
+
+    every: NonNegativeFloat = 1.0
+    meter: str | None = None
+    estimate: bool = True
+
+
 Checkpoints = Checkpoint  # its name in 0.1
 
 
 class Experiment(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """One training, described completely: the same as an experiment's YAML file.
 
-    :param game: A Gymnasium id, `module:Id` of a game of your own, or the path of a declaration (.json).
+    :param game: A Gymnasium id, `module:Id` of a game of your own, or the path of a declaration (.json). Or a mapping
+        with it as `id`, what the game is set to, and a `name` if it shall have another one:
+        `{id: LunarLander-v3, gravity: -5, name: moon}`.
     :param algorithm: `name`, and the hyperparameters that differ from the algorithm's own.
     :param source: Where experience comes from: `simulate` plays the game, `store` reads recorded play.
     :param store: Address of the store for `source: store`: a data directory, a file, or cassandra://HOST/KEYSPACE.
@@ -133,13 +175,14 @@ class Experiment(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     :param evaluation: How the policy is evaluated while it learns.
     :param checkpoint: When and what is saved.
     :param callbacks: Callbacks as `module:Name`, each a class of `sparring.Callback` that takes no arguments.
-    :param metrics: Where the rows of metrics go: csv, jsonl, tensorboard, mlflow, wandb, or `module:Class`. `jsonl` is
-        always there: the run reads it itself.
+    :param metrics: Where the rows of metrics go: csv, jsonl, study, tensorboard, mlflow, wandb, or `module:Class`.
+        `jsonl` is always there: the run reads it itself.
+    :param metering: What is noted of the training's own costs.
     :param seed: Of everything random.
     :param out: Directory of the run. None: the next free one under runs/.
     """
 
-    game: str
+    game: str | dict[str, Any]
     algorithm: dict[str, Any]
     source: Literal["simulate", "store"] = "simulate"
     store: str | None = None
@@ -153,10 +196,16 @@ class Experiment(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     checkpoint: Checkpoint = Checkpoint()
     callbacks: tuple[str, ...] = ()
     metrics: tuple[str, ...] = ("csv", "jsonl", "tensorboard")
+    metering: Metering = Metering()
     seed: Seed = 0
     out: str | None = None
 
     def __post_init__(self) -> None:
+        if isinstance(self.game, dict):
+            if not isinstance(self.game.get("id"), str):
+                raise ValueError("game.id is missing: say which game, such as {id: LunarLander-v3, gravity: -5}")
+            if len(self.game) == 1:
+                msgspec.structs.force_setattr(self, "game", self.game["id"])
         if not isinstance(self.algorithm, dict) or not isinstance(self.algorithm.get("name"), str):
             raise ValueError("algorithm.name is missing: say which algorithm, such as {name: ppo}")
         if self.runner == "ray" and self.rollout.workers == 0:
@@ -172,6 +221,20 @@ class Experiment(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     def name(self) -> str:
         """The algorithm's name."""
         return str(self.algorithm["name"])
+
+    @property
+    def game_id(self) -> str:
+        """The game without what it is set to."""
+        return str(self.game["id"]) if isinstance(self.game, dict) else self.game
+
+    @property
+    def game_words(self) -> str:
+        """The game for titles: `LunarLander-v3 (gravity -5)`."""
+        if isinstance(self.game, str):
+            return self.game
+        settings = {key: value for key, value in self.game.items() if key != "id"}
+        words = [f"{key} {'+'.join(map(str, v)) if isinstance(v, list) else v}" for key, v in settings.items()]
+        return f"{self.game_id} ({', '.join(words)})"
 
     @property
     def axis(self) -> str:
@@ -242,6 +305,8 @@ def override(data: dict[str, Any], changes: Iterable[str]) -> dict[str, Any]:
             raise InputError(f"--set {change}: write key=value, such as --set algorithm.lr=1e-3")
         *parents, last = key.strip().split(".")
         place = data
+        if parents == ["game"] and isinstance(data.get("game"), str):
+            data["game"] = {"id": data["game"]}
         for depth, parent in enumerate(parents):
             if not isinstance(place.setdefault(parent, {}), dict):
                 raise InputError(f"--set {change}: {'.'.join(parents[: depth + 1])} is a value, not a group of keys")
@@ -278,3 +343,15 @@ def refuse_sweep(data: dict[str, Any]) -> None:
     if searched is not None or "tune" in data:
         why = "it has `tune`" if searched is None else f"{searched} is searched"
         raise InputError(f"this is a sweep ({why}): use `sparring sweep`")
+
+
+def unchangeable(experiment: Experiment) -> dict[str, Any]:
+    return {key: value for key, value in experiment.to_builtins().items() if key not in (*CHANGEABLE, "out")}
+
+
+def changed_key(before: Any, now: Any, path: str = "") -> str | None:
+    """The first key of `before` that is something else now; keys that are new since do not count."""
+    if not isinstance(before, dict) or not isinstance(now, dict):
+        return None if before == now else f"{path} was {before!r}, is {now!r}"
+    found = (changed_key(value, now.get(key), f"{path}.{key}" if path else key) for key, value in before.items())
+    return next((each for each in found if each is not None), None)

@@ -1,4 +1,4 @@
-"""Fields of configurations: the types that several of them use, and how a wrong key or value is told. Light."""
+"""Fields of configurations: the types that several of them use, and how a wrong key or value is reported. Light."""
 
 import difflib
 from collections.abc import Callable, Mapping

@@ -18,7 +18,7 @@ TICK = 1.0  # seconds that one look can add to a silence
 class Patience(msgspec.Struct, frozen=True):
     """Seconds without a sign of life. Turns are short, but a network may take minutes to compile on a busy machine."""
 
-    told: float = 30.0  # until it is said
+    reported: float = 30.0  # until it is said
     killed: float = 600.0  # until the process is killed
     start: float = 600.0  # the same for a process that has not given its first one: it loads JAX
 
@@ -50,10 +50,10 @@ class Watch:
         self._read, self.pipe = os.pipe()  # `pipe` is the process's
         os.set_blocking(self._read, False)
         self._silent, self._looked = 0.0, time.monotonic()
-        self._alive = self._told = False
+        self._alive = self._warned = False
 
     def hung(self, pid: int) -> bool:
-        """Looks; whether the process is to be killed. A silence is told once, and its end."""
+        """Looks; whether the process is to be killed. A silence is logged once, and its end."""
         now = time.monotonic()
         self._silent += min(now - self._looked, TICK)
         self._looked = now
@@ -61,8 +61,8 @@ class Watch:
             if os.read(self._read, 4096):
                 self._heard()
         patience = self._patience
-        if self._alive and self._silent > patience.told and not self._told:
-            self._told = True
+        if self._alive and self._silent > patience.reported and not self._warned:
+            self._warned = True
             log.warning(
                 "the trainer (process %d) has given no sign of life for %.0f s: it is busy with a long turn, or hangs; "
                 "after %.0f s it is replaced",
@@ -76,9 +76,9 @@ class Watch:
         return True
 
     def _heard(self) -> None:
-        if self._told:
+        if self._warned:
             log.warning("the trainer is back after %.0f s", self._silent)
-        self._silent, self._alive, self._told = 0.0, True, False
+        self._silent, self._alive, self._warned = 0.0, True, False
 
     def hand_over(self) -> None:
         """The process has its end of the pipe: ours of the same is not needed."""

@@ -12,6 +12,8 @@ import msgspec
 from sparring import algorithms
 from sparring.experiment import Experiment
 from sparring.games import Game
+from sparring.games.atari_settings import AtariSettings
+from sparring.games.spec import HELP
 from sparring.networks.activations import ACTIVATIONS
 from sparring.networks.layers import LAYERS, Layer, find_layer
 from sparring.search_space import KINDS
@@ -24,12 +26,17 @@ DIALECT = "https://json-schema.org/draft/2020-12/schema"
 REF = "#/$defs/{name}"
 PARAM = re.compile(r":param (\w+): (.+?)(?=\n:|\n\n|\Z)", re.S)
 COMMENT = re.compile(r"^    (\w+): .*?\S  # (.+)$", re.M)
+GAME_ID: Schema = {
+    "id": {"type": "string", "description": "The game's id."},
+    "name": {"type": "string", "description": "What it is called on the platform, if not as its id."},
+}
 OUTSIDE = r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$"  # module:Attribute
 
 
 def game() -> Schema:
     """Of a game's declaration (.json)."""
     schema, defs = _schema(Game)
+    defs["Game"]["properties"][HELP] = {"description": "Words and examples for people: nothing reads them."}
     defs["Game"]["additionalProperties"] = False  # in a file that a person writes, an unknown key is a typo
     return {"$schema": DIALECT, "title": "A game of Sparring", **schema, "$defs": defs}
 
@@ -46,10 +53,20 @@ def experiment() -> Schema:
         defs |= found | {name: own}
         rules.append({"if": _named({"const": name}), "then": {"$ref": REF.format(name=name)}})
     defs |= _layers()
+    atari, found = _schema(AtariSettings)
+    found["AtariSettings"]["properties"] |= GAME_ID
+    defs |= found
+    defs["Experiment"]["properties"]["game"]["anyOf"] = [{"type": "string"}, _set_game(atari)]
     ours = {"enum": list(algorithms.ALGORITHMS)}
     others = {"pattern": OUTSIDE, "type": "string"}, {"pattern": "^rllib/", "type": "string"}
     defs["Experiment"]["properties"]["algorithm"] |= _named({"anyOf": [ours, *others]}) | {"allOf": rules}
     return {"$schema": DIALECT, "title": "An experiment of Sparring", **schema, "$defs": defs}
+
+
+def _set_game(atari: Schema) -> Schema:
+    """A game's id and what it is set to; of Atari's games we know the names."""
+    known = {"if": {"properties": {"id": {"pattern": "^ALE/"}}}, "then": atari}
+    return {"type": "object", "properties": GAME_ID, "required": ["id"], **known}
 
 
 def _layers() -> dict[str, Schema]:
@@ -116,9 +133,9 @@ def _schema(kind: type) -> tuple[Schema, dict[str, Schema]]:
         found = defs[struct.__name__]
         if "description" in found:
             found["description"] = _text(PARAM.sub("", inspect.cleandoc(found["description"])))
-        told = _descriptions(struct)
+        descriptions = _descriptions(struct)
         for field in msgspec.structs.fields(struct):
-            if (words := told.get(field.name)) is not None:
+            if (words := descriptions.get(field.name)) is not None:
                 found["properties"][field.encode_name]["description"] = words
     return schema, defs
 

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import msgspec
 
+from sparring import news
 from sparring.aws import sdk
 from sparring.aws.kinesis import Kinesis, default_directory
 from sparring.errors import InputError
@@ -20,6 +21,7 @@ from sparring.gateway.app import create_app, serve
 from sparring.heartbeat import Patience, Watch
 from sparring.registry.registry import Registry, RegistryError
 from sparring.store import open_store
+from sparring.store.profile import GameSettings
 from sparring.store.protocol import Store
 from sparring.stream.producer import Producer
 from sparring.stream.stream_store import StreamedStore
@@ -45,11 +47,15 @@ def up(
     ingest: bool = True,
     allowed_hosts: Sequence[str] = (),
     patience: Patience | None = None,
+    defaults: GameSettings = GameSettings(),
+    on_news: Callable[[str], None] | None = None,
 ) -> None:
     """Runs until SIGINT or SIGTERM, then stops cleanly; the next `up` on the same directory goes on. `settings`: the
     trainer's, as JSON; none: no trainer. `store` and `registry`: others than the directory's own, by their addresses.
     With a `stream` uploads go over it to the store; `ingest`: by a job of ours. `allowed_hosts`: names that
-    the gateway answers to, see `gateway.hosts`. `patience`: with a trainer that gives no sign of life."""
+    the gateway answers to, see `gateway.hosts`. `patience`: with a trainer that gives no sign of life. `defaults`: what
+    the gateway shows of settings for which a game has none. `on_news`: gets a line for people when a game's training
+    fails, and when a version is promoted, rejected or rolled back."""
     published = _registry(data, registry)
     with _locked(data, "lock"), contextlib.ExitStack() as stack:
         if settings is not None:
@@ -62,9 +68,18 @@ def up(
         if stream is not None:
             opened, status = _streamed(opened, stream), default_directory(data, stream, address) / "status.json"
         stack.callback(opened.close)
-        app = create_app(opened, published, data / "trainer", stream_status=status, allowed_hosts=allowed_hosts)
+        app = create_app(
+            opened,
+            published,
+            data / "trainer",
+            stream_status=status,
+            allowed_hosts=allowed_hosts,
+            defaults=defaults,
+        )
 
         def started(url: str) -> None:
+            if settings is not None and on_news is not None:
+                stack.enter_context(news.following(data / "trainer", on_news))
             if settings is not None:  # only now: a port in use must not cost a trainer's start
                 stack.enter_context(_trainer(data, settings, store, registry, patience or Patience()))
             if stream is not None and ingest:
@@ -96,7 +111,7 @@ def _registry(data: Path, address: str | None) -> Registry:
 
 def _streamed(store: Store, address: str) -> Store:
     stream = Kinesis(address, credentials=sdk.credentials)
-    stream.summary()  # a wrong address or missing credentials are told now, not with the first upload
+    stream.summary()  # a wrong address or missing credentials are reported now, not with the first upload
     return StreamedStore(store, Producer(stream))
 
 
@@ -130,7 +145,7 @@ def _trainer(
     command += _trainer_words(data, settings, store, registry)
     # Gateway, players and learner share the cores: a small network gains nothing from more threads than one.
     env = {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": "--xla_cpu_multi_thread_eigen=false"}
-    with _kept(command, data / TRAINER_LOG, env | os.environ, patience):
+    with _kept(_Child(command, data / TRAINER_LOG, env | os.environ, patience)):
         yield
 
 
@@ -139,62 +154,70 @@ def _ingest(data: Path, stream: str, store: str) -> Iterator[None]:
     directory = default_directory(data, stream, store)
     command = [sys.executable, "-m", "sparring.stream.ingest", "--stream", stream, "--store", store]
     command += ["--directory", str(directory), "--master", "local[2]", "--parent", str(os.getpid())]
-    with _kept(command, data / INGEST_LOG, dict(os.environ)):
+    with _kept(_Child(command, data / INGEST_LOG, dict(os.environ))):
         yield
 
 
-@contextlib.contextmanager
-def _kept(command: list[str], log: Path, env: dict[str, str], patience: Patience | None = None) -> Iterator[None]:
-    """Keeps a child running. It writes to `log` and goes when we go, also when we are killed. `patience`: it gives
-    signs of life (--beat), and is replaced when it does not."""
-    stopping = threading.Event()
+class _Child:
+    """A process that is kept running: started again when it dies, and, with `patience`, when it gives no sign of life
+    (--beat). It writes to `output` and goes when we go, also when we are killed."""
 
-    def keep() -> None:
-        while not stopping.is_set():
+    def __init__(self, command: list[str], output: Path, env: dict[str, str], patience: Patience | None = None) -> None:
+        self.command, self.output, self.env, self.patience = command, output, env, patience
+        self.stopping = threading.Event()
+        self.hung = False  # the process before this one
+
+    def keep(self) -> None:
+        while not self.stopping.is_set():
             try:
-                run()
+                self.run()
             except Exception:  # no memory or processes left, for now
-                logging.getLogger("sparring.platform").exception("cannot run %s: trying again", command[2])
-            stopping.wait(RESTART_AFTER)
+                log.exception("cannot run %s: trying again", self.command[2])
+            self.stopping.wait(RESTART_AFTER)
 
-    def run() -> None:
-        if patience is None:
-            attend(command, None)
-            return
-        with contextlib.closing(Watch(patience)) as watch:
-            attend([*command, "--beat", str(watch.pipe)], watch)
-
-    def attend(words: list[str], watch: Watch | None) -> None:
+    def run(self) -> None:
         """One process, to its end."""
-        pipes = () if watch is None else (watch.pipe,)
+        if self.patience is None:
+            self.attend(self.command, None)
+            return
+        with contextlib.closing(Watch(self.patience)) as watch:
+            words = [*self.command, "--beat", str(watch.pipe), *(["--hung"] if self.hung else [])]
+            self.hung = False
+            self.attend(words, watch)
+
+    def attend(self, words: list[str], watch: Watch | None) -> None:
         with (
-            log.open("ab") as output,
+            self.output.open("ab") as output,
             subprocess.Popen(
                 words,
                 stdout=output,
                 stderr=output,
                 stdin=subprocess.DEVNULL,
                 start_new_session=True,
-                env=env,
-                pass_fds=pipes,
+                env=self.env,
+                pass_fds=() if watch is None else (watch.pipe,),
             ) as child,
         ):
             if watch is not None:
                 watch.hand_over()
-            while child.poll() is None and not stopping.wait(0.2):
+            while child.poll() is None and not self.stopping.wait(0.2):
                 if watch is not None and watch.hung(child.pid):
+                    self.hung = True
                     child.kill()
                     child.wait()
             if child.poll() is None:
                 child.terminate()
                 _wait(child)
 
-    thread = threading.Thread(target=keep, name=f"{log.stem}-keeper")
+
+@contextlib.contextmanager
+def _kept(child: _Child) -> Iterator[None]:
+    thread = threading.Thread(target=child.keep, name=f"{child.output.stem}-keeper")
     thread.start()
     try:
         yield
     finally:
-        stopping.set()
+        child.stopping.set()
         thread.join()
 
 

@@ -7,6 +7,7 @@ import os
 import re
 import sys
 from collections.abc import Mapping
+from inspect import isabstract
 from typing import Any
 from urllib.parse import parse_qsl
 
@@ -80,9 +81,12 @@ def make(kind: str, name: str, options: Mapping[str, Any], kind_of: type) -> Any
     :raises InputError: there is none, it does not take these options, or lacks what it has to have.
     """
     found = find(kind, name, {})
+    seam = f"{kind_of.__module__}.{kind_of.__name__}"
+    if isabstract(kind_of) and not (isinstance(found, type) and issubclass(found, kind_of)):
+        raise InputError(f"{kind} {name!r} is {found!r}: it has to be a subclass of {seam}")
     needed = [key for key in dir(kind_of) if not key.startswith("_") and callable(getattr(kind_of, key))]
     if missing := [key for key in needed if not hasattr(found, key)]:
-        raise InputError(f"{kind} {name!r} has no {', '.join(missing)}: see {kind_of.__module__}.{kind_of.__name__}")
+        raise InputError(f"{kind} {name!r} has no {', '.join(missing)}: see {seam}")
     try:
         return found(**options)
     except TypeError as error:

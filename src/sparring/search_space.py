@@ -17,7 +17,16 @@ from sparring.errors import InputError
 __all__ = ["KINDS", "Axis", "Values", "corners", "draw", "fill", "find", "points", "show"]
 
 KINDS = ("choice", "grid", "uniform", "loguniform", "randint")
-GROUPS = ("algorithm", "rollout", "resources", "stop", "evaluation", "checkpoint", "tune")  # their keys are no kinds
+GROUPS = (
+    "game",
+    "algorithm",
+    "rollout",
+    "resources",
+    "stop",
+    "evaluation",
+    "checkpoint",
+    "tune",
+)  # their keys are no kinds
 DIGITS = 4  # of a drawn number: nobody tunes finer, and people read it
 Values = dict[str, Any]  # an axis' name → its value
 

@@ -2,17 +2,17 @@
 
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from rich.columns import Columns
-from rich.console import Group, RenderableType
+from rich.console import Group, JustifyMethod, OverflowMethod, RenderableType
 from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-from sparring.api import Snapshot
+from sparring.api import PlayerRow, Snapshot
 
-__all__ = ["ago", "curve", "number", "plain", "table", "view"]
+__all__ = ["ago", "curve", "number", "plain", "returns", "table", "view"]
 
 
 def plain(text: str, style: str = "") -> Text:
@@ -42,17 +42,26 @@ def ago(then: float | None, now: float | None = None) -> str:
 
 
 def table(
-    title: str, columns: Sequence[str], rows: Sequence[Sequence[str]], empty: str = "nothing yet"
+    title: str,
+    columns: Sequence[str],
+    rows: Sequence[Sequence[str]],
+    empty: str = "nothing yet",
+    *,
+    whole: bool = False,
 ) -> RenderableType:
-    """Columns whose name starts with '>' are right-aligned."""
+    """Columns whose name starts with '>' are right-aligned. `whole`: a text that is too long goes on in
+    the next line."""
     if not rows:
         return plain(f"{title}: {empty}", "dim")
     grid = Table(box=None, pad_edge=False, header_style="bold")
     widest = max(len(row[0]) for row in rows)  # what the others are about is never cut: other commands ask for it
     for i, name in enumerate(columns):
-        least = min(widest, 60) if i == 0 else None
+        least = min(widest, 60) if i == 0 and not whole else None
+        number = name.startswith(">")
+        justify: JustifyMethod = "right" if number else "left"
+        overflow: OverflowMethod = "fold" if whole else "ellipsis"
         grid.add_column(
-            name.lstrip(">"), justify="right" if name.startswith(">") else "left", no_wrap=True, min_width=least
+            name.lstrip(">"), justify=justify, no_wrap=number or not whole, overflow=overflow, min_width=least
         )
     for row in rows:
         grid.add_row(*(plain(cell) for cell in row))
@@ -94,49 +103,91 @@ def _even(points: Sequence[tuple[float, float]], count: int = 200) -> list[float
     return values
 
 
-def view(snapshot: Snapshot | None, url: str, target: float | None = None, width: int = 80) -> RenderableType:
-    """The live view: figures, return curve, versions and players of one game."""
-    if snapshot is None:
-        return Panel(Text("waiting for the first records…"), title="sparring", subtitle=plain(url))
-    s = snapshot
-    figures = Table.grid(padding=(0, 3))
+def _figures(s: Snapshot) -> Table:
+    figures = Table.grid(padding=(0, 2))
     cells = [
-        ("mean return, 20 episodes", number(s.return_mean)),
+        ("people's return", number(s.people.return_mean)),
+        ("bots' return", number(s.bots.return_mean)),
         ("players", str(s.active_players)),
-        ("records/s", number(s.steps_per_s)),
-        ("records", number(s.stats.steps)),
-        ("newest version", "–" if s.latest is None else f"v{s.latest}"),
+        ("steps/s", number(s.steps_per_s)),
+        ("steps", number(s.stats.steps)),
+        ("version", "–" if s.latest is None else f"v{s.latest}"),
         ("updates", number(s.trainer.updates if s.trainer else 0)),
     ]
     figures.add_row(*(Text(name, style="dim") for name, _ in cells))
     figures.add_row(*(Text(value, style="bold") for _, value in cells))
-    means = _even([(p.time, p.mean) for p in s.curve])
-    plot = Text(curve(means, max(20, min(width - 14, 100)), 9, target) or "no finished episode yet", style="cyan")
-    goal = f"return by time (goal {target:g})" if target is not None else "return by time"
+    return figures
+
+
+def _curves(s: Snapshot, target: float | None, width: int) -> Iterator[RenderableType]:
+    """One for people and one for bots, where both played."""
+    apart = (("people's ", s.people.curve), ("bots' ", s.bots.curve))
+    played = [(who, points) for who, points in apart if points]
+    if not played and s.curve:  # a server that does not tell them apart yet
+        played = [("", s.curve)]
+    if not played:
+        yield Text("no finished episode yet", style="cyan")
+    for who, points in played:
+        goal = "" if target is None else f" (goal {target:g})"
+        means = _even([(p.time, p.mean) for p in points])
+        yield Text(f"{who}return by time{goal}", style="dim")
+        yield Text(curve(means, width, 9 if len(played) == 1 else 5, target), style="cyan")
+
+
+def _player(p: PlayerRow) -> tuple[str, ...]:
+    return p.player, p.kind, number(p.steps), returns(p), ago(p.last_seen)
+
+
+def returns(p: PlayerRow) -> str:
+    """A player's mean return; of one who also lets a bot play, the person's and the bot's."""
+    if p.kind != "both":
+        return number(p.all.return_mean)
+    return f"{number(p.person.return_mean)} / {number(p.bot.return_mean)}"
+
+
+def _trainer(s: Snapshot) -> Iterator[str]:
+    t = s.trainer
+    if t is None or s.paused:
+        yield "trainer: paused" if s.paused else "trainer: starting"
+        return
+    state = f"trainer: {t.algorithm}, {t.state}"
+    if t.updates:
+        state += f", {number(t.updates_per_s)} updates/s"
+    elif t.needed:
+        state += f", {min(t.gathered, t.needed):,} of {t.needed:,} steps needed to begin"
+    if t.exploration is not None and t.updates:
+        state += f", exploring {t.exploration:.0%}"
+    yield state + (f"; {t.lag} fragments not learned from yet" if t.lag else "")
+    if t.use:
+        yield f"it {t.use}"
+    if t.candidate is not None:
+        yield f"candidate: v{t.candidate}" + (f", {t.evidence}" if t.evidence else "")
+    if t.decision:
+        yield f"last decision: {t.decision}"
+
+
+def view(snapshot: Snapshot | None, url: str, target: float | None = None, width: int = 80) -> RenderableType:
+    """The live view: figures, return curve, versions and players of one game."""
+    if snapshot is None:
+        return Panel(Text("waiting for the first steps…"), title="sparring", subtitle=plain(url))
+    s = snapshot
     versions = table(
         "versions",
-        ("version", ">steps seen", ">evaluation", ">played", ">return in play"),
+        ("version", ">steps seen", ">evaluation", ">episodes", ">return in play"),
         [
             (f"v{v.version}", number(v.steps), number(v.evaluation), str(v.played), number(v.return_mean))
             for v in reversed(s.versions[-6:])
         ],
     )
-    players = table(
-        "players", ("name", ">records", ">seen"), [(p.player, number(p.steps), ago(p.last_seen)) for p in s.players[:6]]
-    )
-    state = f"trainer: {s.trainer.algorithm}, {s.trainer.state}" if s.trainer else "trainer: starting"
-    if s.paused:
-        state = "trainer: paused"
-    elif s.trainer and s.trainer.exploration is not None:
-        state += f", {number(s.trainer.updates_per_s)} updates/s, exploring {s.trainer.exploration:.0%}"
+    columns = ("name", "plays as", ">steps", ">return", ">seen")
+    players = table("players", columns, [_player(p) for p in s.players[:6]])
     body = Group(
-        figures,
+        _figures(s),
         Text(),
-        Text(goal, style="dim"),
-        plot,
+        *_curves(s, target, max(20, min(width - 14, 100))),
         Text(),
         Columns([versions, players], padding=(0, 4)),
-        plain(state, "dim"),
+        *(plain(line, "dim") for line in _trainer(s)),
     )
     title, subtitle = plain(f"sparring · {s.game}"), plain(f"dashboard {url}")
     return Panel(body, title=title, subtitle=subtitle, title_align="left", subtitle_align="left")

@@ -11,7 +11,7 @@ import onnxruntime
 import pytest
 
 from sparring import algorithms
-from sparring.algorithms.ppo import PPO, Config, Rows, prepare, scale_rewards, shuffle, vtrace
+from sparring.algorithms.ppo import PPO, Config, Rows, adapt, prepare, scale_rewards, shuffle, vtrace
 from sparring.algorithms.replay import encode_obs
 from sparring.algorithms.trajectories import Trajectories, from_fragments
 from sparring.errors import InputError
@@ -23,6 +23,7 @@ from sparring.networks.distributions import log_normal_cdf, log_prob_and_entropy
 from sparring.networks.functions import normalise
 from sparring.networks.policy import Policy
 from sparring.networks.spec import Conv, Dense
+from sparring.runs.checkpoint import flatten
 
 SMALL = (Dense(16, "tanh"),)
 NORMALISER = {"normaliser.mean": np.float32([0.1, -0.2, 0.3]), "normaliser.std": np.float32([0.9, 1.1, 1.3])}
@@ -471,6 +472,48 @@ def test_value_clip_holds_values_back() -> None:
     assert losses == pytest.approx([0.5 * 4.8**2, 0.5 * 4.9**2], rel=1e-4)
 
 
+def test_the_penalty_is_the_divergence_and_its_gradient() -> None:
+    """Over all actions of an even policy, whose mean is the expectation."""
+    ppo, state = make(Game("g", Box((3,)), Discrete(4)), entropy_coefficient=0.0)
+    params, zero = shaken(state).params, jnp.zeros(4)
+    rows = Rows(jnp.ones((4, 3)), jnp.arange(4), jnp.full(4, math.log(0.25)), zero, zero + 1, zero, zero)
+
+    def exact(params: Any) -> jax.Array:
+        out, _ = ppo.forward(params, rows.obs[:1])
+        return -(math.log(4) + jax.nn.log_softmax(out)).mean()
+
+    def penalty(params: Any) -> jax.Array:
+        clip = jnp.float32(0.2)
+        return ppo.loss(params, rows, clip, jnp.float32(3.0))[0] - ppo.loss(params, rows, clip)[0]
+
+    assert float(exact(params)) > 0.01
+    np.testing.assert_allclose(penalty(params), 3 * exact(params), rtol=1e-3)
+    for name, grad in jax.grad(exact)(params).items():
+        np.testing.assert_allclose(jax.grad(penalty)(params)[name], 3 * grad, atol=1e-5, err_msg=name)
+
+
+def test_the_penalty_follows_how_far_the_policy_moves() -> None:
+    assert [float(adapt(jnp.float32(0.2), jnp.float32(kl), 0.01)) for kl in (0.004, 0.01, 0.03)] == pytest.approx(
+        [0.1, 0.2, 0.3]
+    )
+    game, moved = Game("g", Box((3,)), Discrete(4)), []
+    for coefficient in (None, 0.01, 100.0):
+        ppo, state = make(game, kl_coefficient=coefficient, epochs=8, lr=1e-2, clip=10.0)
+        data = trajectories(ppo, state)
+        found, metrics = ppo.update(state, NORMALISER, data)
+        moved.append(float(metrics["policy/kl"]))
+        if coefficient is None:  # checkpoints of runs without one are as ever
+            assert not any("kl_coefficient" in name for name in flatten(state))
+            assert "policy/kl_coefficient" not in metrics
+        else:
+            assert metrics["policy/kl_coefficient"] == np.float32(coefficient)
+            factor = 1.5 if moved[-1] > 0.02 else 0.5 if moved[-1] < 0.005 else 1.0
+            assert found.kl_coefficient == pytest.approx(factor * coefficient)
+    assert moved[2] < 0.5 * moved[0]
+    frozen, _ = ppo.update(state._replace(updates=jnp.int32(-2)), NORMALISER, data)
+    assert frozen.kl_coefficient == 100  # nothing moves while the value network learns alone
+
+
 def test_images_share_their_layers() -> None:
     """And a minibatch larger than what there is to learn from is filled all the same."""
     game = Game("g", Box((2, 9, 8), "uint8"), Discrete(3))
@@ -508,8 +551,3 @@ def test_wrong_hyperparameters() -> None:
         algorithms.create("ppo", game, {"clipp": 0.1})
     with pytest.raises(InputError, match=r"algorithm\.lam: expected"):
         algorithms.create("ppo", game, {"lam": 1.5})
-
-
-def test_is_what_learns_multi_discrete_actions() -> None:
-    assert algorithms.default_for(Game("g", Box((3,)), MultiDiscrete((2, 2)))) == "ppo"
-    assert algorithms.default_for(Game("g", Box((3,)), Box((2,)))) == "ppo"  # no bounds: nothing to squash into

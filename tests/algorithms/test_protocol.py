@@ -18,7 +18,7 @@ from sparring.experiment import Checkpoint, Evaluation, Experiment, Rollout, Sto
 from sparring.games import Box, Discrete, Game, catalog
 from sparring.networks.policy import Policy
 from sparring.networks.spec import Categorical, Head, QValues, param_shapes
-from sparring.training import learner, loop, trainee
+from sparring.training import loop, store_learner, trainee
 
 
 class State(NamedTuple):
@@ -145,9 +145,9 @@ def example(monkeypatch: pytest.MonkeyPatch) -> None:
     ],
 )
 def test_what_is_no_algorithm(name: str, says: str) -> None:
-    with pytest.raises(InputError, match=says) as told:
+    with pytest.raises(InputError, match=says) as caught:
         algorithms.create(f"{__name__}:{name}", catalog.load("CartPole-v1"))
-    assert f"{__name__}:{name}" in str(told.value)
+    assert f"{__name__}:{name}" in str(caught.value)
 
 
 def test_a_module_that_cannot_be_imported() -> None:
@@ -308,7 +308,7 @@ def test_the_smallest_ones_train_with_a_worker(tmp_path: Path, name: str) -> Non
 @pytest.mark.parametrize("name", EVERY)
 def test_the_live_trainers_learner_reads_what_is_promised(name: str) -> None:
     game, steps = game_for(name), 80
-    learning = learner.create(sealed(algorithms.create(name, game, small(name))))
+    learning = store_learner.create(sealed(algorithms.create(name, game, small(name))))
     rng = np.random.default_rng(0)
     action = (
         rng.uniform(-1, 1, (steps, 2)).astype("<f4") if isinstance(game.action, Box) else rng.integers(2, size=steps)
@@ -325,7 +325,7 @@ def test_the_live_trainers_learner_reads_what_is_promised(name: str) -> None:
     assert learning.learn(0.01) > 0
     assert learning.problem() is None
     arrays, meta = learning.save()
-    again = learner.create(sealed(algorithms.create(name, game, small(name))))
+    again = store_learner.create(sealed(algorithms.create(name, game, small(name))))
     again.restore(arrays, meta)
     first, second = learning.policy(), again.policy()
     assert all(np.array_equal(first.params[key], second.params[key]) for key in first.params)

@@ -57,6 +57,7 @@ def test_what_is_measured(tmp_path, runner, workers):
 
 
 @pytest.mark.real
+@pytest.mark.slow
 def test_rllibs_algorithms_are_measured_as_well(tmp_path):
     pytest.importorskip("torch")
     done = bench(tmp_path, "--workers", "1", "--iterations", "1", "--rounds", "1", experiment=RLLIB)

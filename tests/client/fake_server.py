@@ -139,8 +139,8 @@ class FakeServer(ThreadingHTTPServer):
                 ask = msgspec.msgpack.decode(body, type=api.Act)
                 assert isinstance(ask.obs, bytes)
                 rows = len(np.frombuffer(ask.obs, self.games[name].observation.element))
-                told = api.Actions([2] * rows, [-0.5] * rows if ask.explore else None, "bot", 7)
-                return Reply(200, msgspec.msgpack.encode(told), {"Content-Type": "application/msgpack"})
+                actions = api.Actions([2] * rows, [-0.5] * rows if ask.explore else None, "bot", 7)
+                return Reply(200, msgspec.msgpack.encode(actions), {"Content-Type": "application/msgpack"})
         return problem(404, f"no route {handler.path}")
 
     def upload(self, game: Game, handler: Handler, body: bytes) -> Reply:

@@ -9,7 +9,7 @@ import pytest
 from fake_server import GAME, FakeServer, Handler, Reply, policy_file, problem, until, walk
 
 from sparring.client import Acted, Client, Unavailable, bots
-from sparring.client.bot import Bot, Loaded, RandomPlay
+from sparring.client.bot import Bot, Loaded
 from sparring.client.convert import to_feeds
 from sparring.client.recorder import Recorder
 from sparring.errors import InputError
@@ -146,9 +146,9 @@ def test_a_download_that_fails_leaves_the_version_that_is_there(
     until(lambda: len(published.requests) > looks + 4)
     assert bot.act(OBS) in range(3)
     assert bot.version == 1
-    told = [r.getMessage() for r in caplog.records if "no newer bot for now" in r.getMessage()]
-    assert len(told) == 1
-    assert "version 1 of 'bot' goes on playing" in told[0]
+    logged = [r.getMessage() for r in caplog.records if "no newer bot for now" in r.getMessage()]
+    assert len(logged) == 1
+    assert "version 1 of 'bot' goes on playing" in logged[0]
     published.fault = None
     until(lambda: bot.act(OBS) is not None and bot.version == 2)
 
@@ -278,29 +278,6 @@ def test_a_bot_does_what_the_policy_does(name: str, random_policy: Callable[...,
     batch = bot.act_batch(mapping, explore=True)
     assert batch.action.shape == greedy.shape
     assert (batch.log_prob is None) == (log_prob is None)
-
-
-@pytest.mark.parametrize(
-    ("action", "log_prob"),
-    [
-        (Discrete(4, start=3), -np.log(4)),
-        (MultiDiscrete((2, 5)), -np.log(10)),
-        (Box((2,), low=-1.0, high=(1.0, 3.0)), -np.log(4)),  # in units of ±1, as learners see actions
-        (Box((2, 3)), None),
-        (Box((2,), low=0.0), None),
-        (Box((2,), low=(-1e308, 0.0), high=1.0), None),
-    ],
-)
-def test_random_play_stays_in_every_space(action: Any, log_prob: float | None) -> None:
-    game = Game("Any", Box((1,)), action)
-    play = RandomPlay(game)
-    column, told = play.run({}, play.noise(np.random.default_rng(0), 1000))
-    assert (column.dtype, column.shape) == (action.element.base, (1000, *action.element.shape))
-    assert action.problem(column) is None
-    assert len(np.unique(column, axis=0)) >= 4
-    assert (told is None) == (log_prob is None)
-    if told is not None:
-        np.testing.assert_allclose(told, np.full(1000, log_prob), rtol=1e-5)
 
 
 def test_a_batch_that_does_not_fit_is_refused() -> None:

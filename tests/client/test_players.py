@@ -10,22 +10,22 @@ from sparring.client import Unavailable
 from sparring.errors import InputError
 from sparring.games import catalog
 from sparring.players import mock as players
-from sparring.players.mock import Episode, Summary
+from sparring.players.mock import MockEpisode, PlaySummary
 
 CARTPOLE = catalog.load("CartPole-v1")
-Play = Callable[..., Summary]
+Play = Callable[..., PlaySummary]
 
 
 @pytest.fixture
 def play(server: FakeServer, tmp_path: Path) -> Play:
-    def run(game: Any = "CartPole-v1", **options: Any) -> Summary:
+    def run(game: Any = "CartPole-v1", **options: Any) -> PlaySummary:
         return players.play(game, server.url, **{"seed": 1, "directory": tmp_path, "refresh": 0.05, **options})
 
     return run
 
 
 def test_players_play_and_upload(server: FakeServer, play: Play) -> None:
-    seen: list[Episode] = []
+    seen: list[MockEpisode] = []
     summary = play(players=3, episodes=4, on_episode=seen.append)
     assert server.games == {"CartPole-v1": CARTPOLE}
     assert summary.episodes == len(seen) == 12
@@ -43,7 +43,7 @@ def test_players_take_up_new_versions(server: FakeServer, play: Play) -> None:
     stop, versions = threading.Event(), set()
     server.publish(CARTPOLE, policy_file(CARTPOLE, 0), 1)
 
-    def watch(episode: Episode) -> None:
+    def watch(episode: MockEpisode) -> None:
         versions.add(episode.version)
         if episode.version == 1 and len(server.models["CartPole-v1"]) == 1:
             server.publish(CARTPOLE, policy_file(CARTPOLE, 1), 2)

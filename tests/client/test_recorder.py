@@ -108,6 +108,49 @@ def test_leaving_truncates_what_is_open() -> None:
     assert new.episode != left.episode
 
 
+def test_a_late_reward_ends_the_episode_with_its_last_step() -> None:
+    me, cuts = recorder()
+    steps = walk(5)
+    for step in steps[:3]:
+        me.record(*step)
+    me.cut(0.0, but_newest=True)
+    me.cut(0.0, but_newest=True)  # one step alone waits
+    assert [len(cut.action) for cut in cuts] == [2]
+    me.end_episode(reward=10)
+    first, last = fragments(cuts)
+    assert first.episode == last.episode
+    assert (last.start, last.steps, last.terminated, last.truncated) == (2, 1, True, False)
+    assert last.columns(GAME).reward[0] == pytest.approx(steps[2][2] + 10)
+    np.testing.assert_array_equal(last.columns(GAME).obs, [steps[2][0], steps[2][5]])
+    me.record(*steps[0])
+    me.end_episode(reward=-1.0, terminated=False)
+    assert fragments(cuts)[-1].truncated
+    assert fragments(cuts)[-1].episode != last.episode
+
+
+def test_the_newest_step_waits_also_when_a_fragment_is_full() -> None:
+    me, cuts = recorder(fragment_steps=2)
+    for step in walk(9)[:2]:
+        me.record(*step, acted=Acted("bot", 1, -0.5))
+    assert cuts == []
+    me.end_episode(reward=3.0)
+    (whole,) = fragments(cuts)
+    assert (whole.steps, whole.terminated) == (2, True)
+    assert len(whole.columns(GAME).log_prob) == 2  # type: ignore[arg-type]
+
+
+def test_a_late_reward_without_its_step_is_reported() -> None:
+    me, cuts = recorder()
+    with pytest.raises(InputError, match="no episode is open"):
+        me.end_episode(reward=1.0)
+    me.record(*walk(1)[0])  # which says that the episode is over
+    with pytest.raises(InputError, match="terminated=False"):
+        me.end_episode(reward=1.0)
+    with pytest.raises(InputError, match="expected a number"):
+        me.end_episode(reward="much")  # type: ignore[arg-type]
+    assert len(cuts) == 1
+
+
 def test_a_step_is_the_bots_only_if_it_did_what_the_bot_said() -> None:
     me, cuts = recorder()
     steps = walk(4)
@@ -199,7 +242,7 @@ GOOD = np.zeros(4, np.float32)
         ((None, 0, 0.0, False, False, GOOD), r"observation: expected shape \(4,\)"),
     ],
 )
-def test_a_misfit_is_told_at_once_and_not_kept(step: tuple[Any, ...], message: str) -> None:
+def test_a_misfit_is_reported_at_once_and_not_kept(step: tuple[Any, ...], message: str) -> None:
     me, cuts = recorder()
     with pytest.raises(InputError, match=message):
         me.record(*step)

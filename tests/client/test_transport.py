@@ -179,7 +179,7 @@ def test_a_game_that_is_forgotten_is_taught_again(client_of: Make, folder: Folde
     assert folder.steps == 5
 
 
-def test_what_it_refuses_is_counted_and_told(
+def test_what_it_refuses_is_counted_and_reported(
     client_of: Make, folder: Folder, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def refuse(*_: object) -> Uploaded:

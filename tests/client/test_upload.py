@@ -9,12 +9,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 from fake_server import GAME, FakeServer, Handler, Reply, problem, until, walk
 
 from sparring.client import Client, uploader
 from sparring.client.spool import Spool
+from sparring.errors import InputError
 from sparring.experience import wire
 
 Make = Callable[..., Client]
@@ -53,15 +55,57 @@ def test_several_players_share_a_connection(server: FakeServer, client_of: Make)
     assert len({f.episode for f in server.fragments.values()}) == 2
 
 
+def test_a_server_that_asks_for_fewer_uploads_gets_them(server: FakeServer, client_of: Make) -> None:
+    def slowly(handler: Handler, body: bytes) -> Reply | bool:
+        reply = server.route(handler, body)
+        if handler.command != "POST":
+            return False
+        return Reply(200, msgspec.json.encode({**msgspec.json.decode(reply.body), "pace": 200.0}))
+
+    server.fault = slowly
+    client = client_of(server.url, max_age=0.05)
+    play(client, 1)
+    assert client.flush()
+    before = posts(server)
+    for steps in (5, 3):  # an episode, and the beginning of one
+        for step in walk(steps, 1)[: min(steps, 4)]:
+            client.record(*step)
+    time.sleep(5 * uploader.TICK)
+    assert posts(server) == before
+    assert client.flush()  # who asks for it need not wait
+    assert posts(server) == before + 1
+    before = posts(server)
+    play(client, uploader.MAX_FRAGMENTS + 10)  # and a request's worth does not wait either
+    until(lambda: posts(server) > before)
+
+
 def test_a_slow_game_is_sent_while_it_goes_on(server: FakeServer, client_of: Make) -> None:
     client = client_of(server.url, max_age=0.05)
     steps = walk(4)
-    client.record(*steps[0])
-    until(lambda: server.steps() == 1)
-    for step in steps[1:]:
+    for step in steps[:2]:
+        client.record(*step)
+    until(lambda: server.steps() == 1)  # the newest one waits: its reward may still grow
+    for step in steps[2:]:
         client.record(*step)
     until(lambda: server.steps() == 4)
     assert sorted(f.start for f in server.fragments.values())[:2] == [0, 1]
+
+
+def test_a_reward_that_comes_late_arrives_with_the_last_step(server: FakeServer, client_of: Make) -> None:
+    client = client_of(server.url, max_age=0.02)
+    steps = walk(4)
+    for step in steps[:3]:
+        client.record(*step)
+    until(lambda: server.steps() == 2)
+    client.end_episode(reward=7.0)
+    assert client.flush()
+    last = max(server.fragments.values(), key=lambda f: f.start)
+    assert (last.start, last.steps, last.terminated, last.truncated) == (2, 1, True, False)
+    assert float(last.columns(GAME).reward[-1]) == pytest.approx(steps[2][2] + 7.0)
+    client.record(*steps[0])
+    assert client.flush()
+    with pytest.raises(InputError, match="sent already"):
+        client.end_episode(reward=1.0)
 
 
 def test_leaving_the_with_block_sends_the_rest(server: FakeServer, tmp_path: Path) -> None:
@@ -168,7 +212,7 @@ def test_an_acknowledgement_that_got_lost_is_no_second_copy(server: FakeServer, 
     assert client.stats.uploaded == 0
 
 
-def test_refused_fragments_are_dropped_told_once_and_the_rest_goes_on(
+def test_refused_fragments_are_dropped_reported_once_and_the_rest_goes_on(
     server: FakeServer, client_of: Make, caplog: pytest.LogCaptureFixture
 ) -> None:
     client = client_of(server.url)
@@ -181,8 +225,8 @@ def test_refused_fragments_are_dropped_told_once_and_the_rest_goes_on(
     assert client.flush()
     assert (client.stats.uploaded, client.stats.rejected) == (3, 4)
     assert server.steps() == 15
-    told = [r.getMessage() for r in caplog.records if "for good" in r.getMessage()]
-    assert told == ["the server refuses play of 'Pong' for good: obs has NaN or infinite values"]
+    logged = [r.getMessage() for r in caplog.records if "for good" in r.getMessage()]
+    assert logged == ["the server refuses play of 'Pong' for good: obs has NaN or infinite values"]
 
 
 def test_a_batch_too_large_for_the_server_is_divided(server: FakeServer, client_of: Make) -> None:
@@ -426,13 +470,13 @@ def test_record_does_not_wait_for_the_network(server: FakeServer, client_of: Mak
     assert server.steps() == 20_005
 
 
-def test_trouble_is_told_once(server: FakeServer, client_of: Make, caplog: pytest.LogCaptureFixture) -> None:
+def test_trouble_is_reported_once(server: FakeServer, client_of: Make, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
     client = client_of(server.url)
     server.fault = fail_first(3, lambda h, b: problem(503, "away", **{"Retry-After": "0"}))
     play(client, episodes=1)
     until(lambda: client.stats.uploaded == 1)
-    told = [r.getMessage() for r in caplog.records if r.name == "sparring.client"]
-    assert len(told) == 2
-    assert "answered 503: away. Play goes on; it is kept in" in told[0]
-    assert "is back" in told[1]
+    logged = [r.getMessage() for r in caplog.records if r.name == "sparring.client"]
+    assert len(logged) == 2
+    assert "answered 503: away. Play goes on; it is kept in" in logged[0]
+    assert "is back" in logged[1]

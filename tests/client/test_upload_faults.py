@@ -31,7 +31,7 @@ def play(client: Client, episodes: int = 1, steps: int = 5, game: Game = GAME) -
             client.record(*step)
 
 
-def told(caplog: pytest.LogCaptureFixture) -> list[str]:
+def logged(caplog: pytest.LogCaptureFixture) -> list[str]:
     return [r.getMessage() for r in caplog.records if r.name == "sparring.client" and r.levelno >= logging.WARNING]
 
 
@@ -89,7 +89,7 @@ def test_a_damaged_spool_file_costs_nothing_else(
     play(client)
     assert client.flush()
     assert server.steps() == 20
-    assert len(told(caplog)) == 1
+    assert len(logged(caplog)) == 1
 
 
 def test_a_file_that_cannot_be_removed_is_not_sent_again_and_again(
@@ -111,7 +111,7 @@ def test_a_file_that_cannot_be_removed_is_not_sent_again_and_again(
     posts = sum(method == "POST" for method, _ in server.requests)
     play(client, episodes=3)
     until(lambda: server.steps() == 35)
-    assert sum(files[0].name in message for message in told(caplog)) == 1
+    assert sum(files[0].name in message for message in logged(caplog)) == 1
     assert sum(method == "POST" for method, _ in server.requests) <= posts + 3
     monkeypatch.undo()
 
@@ -139,12 +139,12 @@ def test_an_odd_sha256_in_a_manifest_stops_neither_play_nor_bots(
     odd = Reply(200, msgspec.json.encode(manifest), {"ETag": '"2"'})
     server.fault = lambda handler, body: odd if handler.path.endswith("/latest") else False
     play(client)
-    until(lambda: any("no newer bot for now" in message for message in told(caplog)))
+    until(lambda: any("no newer bot for now" in message for message in logged(caplog)))
     looks = len(server.requests)
     play(client)
     until(lambda: server.steps() == 10 and len(server.requests) > looks + 4)
     assert bot.act(OBS) in range(3)
-    assert (bot.version, len(told(caplog))) == (1, 1)
+    assert (bot.version, len(logged(caplog))) == (1, 1)
     server.fault = None
     server.publish(GAME, policy_file(GAME, 3), 3)
     until(lambda: bot.act(OBS) is not None and bot.version == 3)
@@ -177,8 +177,8 @@ def test_an_unexpected_error_on_the_way_costs_no_data(
     play(client)
     assert client.flush(30)
     assert (server.steps(), client.stats.uploaded, client.stats.dropped) == (20, 4, 0)
-    assert len(told(caplog)) == 1
-    assert type(error).__name__ in told(caplog)[0]
+    assert len(logged(caplog)) == 1
+    assert type(error).__name__ in logged(caplog)[0]
 
 
 def test_an_unexpected_error_in_the_bots_refresh_leaves_the_uploads_alone(
@@ -191,14 +191,14 @@ def test_an_unexpected_error_in_the_bots_refresh_leaves_the_uploads_alone(
         raise ZeroDivisionError("oops")
 
     monkeypatch.setattr(client._source, "latest", break_down)
-    until(lambda: told(caplog))
+    until(lambda: logged(caplog))
     monkeypatch.setattr(client, "_tick", break_down)
     monkeypatch.setattr(client._uploader, "_tick", break_down)
-    until(lambda: len(told(caplog)) == 2)
+    until(lambda: len(logged(caplog)) == 2)
     play(client)
     assert client.flush()
     assert server.steps() == 5
-    assert "no newer bot for now: ZeroDivisionError: oops" in told(caplog)[0]
+    assert "no newer bot for now: ZeroDivisionError: oops" in logged(caplog)[0]
 
 
 def test_a_fragment_that_cannot_be_packed_is_dropped_alone(
@@ -213,8 +213,8 @@ def test_a_fragment_that_cannot_be_packed_is_dropped_alone(
     play(client)
     assert client.flush()
     assert (server.steps(), client.stats.dropped, client.stats.queued_bytes) == (10, 1, 0)
-    assert len(told(caplog)) == 1
-    assert "cannot be packed: ValueError" in told(caplog)[0]
+    assert len(logged(caplog)) == 1
+    assert "cannot be packed: ValueError" in logged(caplog)[0]
 
 
 def test_who_acted_is_checked_when_it_is_recorded(server: FakeServer, client_of: Make) -> None:
@@ -269,8 +269,8 @@ def test_a_proxys_413_is_halved_and_one_that_stays_too_large_is_set_aside(
     until(lambda: len(server.fragments) == 20)
     until(lambda: client.stats.spooled == 1 and client.stats.queued == 0)
     assert (client.stats.uploaded, client.stats.rejected, client.stats.dropped) == (20, 0, 0)
-    assert len(told(caplog)) == 1
-    assert "too large" in told(caplog)[0]
+    assert len(logged(caplog)) == 1
+    assert "too large" in logged(caplog)[0]
     assert not client.away
     server.fault = None  # somebody raised the limit
     assert client.flush()
@@ -349,7 +349,7 @@ def test_a_file_that_fails_again_and_again_lets_the_others_go_first(
         until(lambda episodes=episodes: server.steps() == 5 * episodes)
     until(lambda: (client.stats.spooled, client.stats.queued) == (1, 0))
     assert not client.away
-    assert len(told(caplog)) == 1
+    assert len(logged(caplog)) == 1
     server.fault = None
     assert client.flush()
     assert server.steps() == 20

@@ -1,5 +1,6 @@
 """A platform, its clock, and a real Chromium to look at its page."""
 
+import re
 import shutil
 import time
 from collections.abc import Callable, Iterator
@@ -13,6 +14,7 @@ from sparring.networks.policy import Policy
 from sparring.registry.registry import Registry
 from sparring.store.sqlite import SqliteStore
 
+REFUSED = re.compile("status of 4(09|22)")
 FLAGS = [
     "--no-sandbox",
     "--disable-gpu",
@@ -58,8 +60,8 @@ def open_page(chromium: Browser) -> Iterator[Callable[..., Page]]:
     contexts, complaints = [], []
 
     def note(kind: str, text: str) -> None:
-        # A server that is away is part of some tests, and Chromium cannot be kept from telling of it.
-        if kind in ("error", "warning") and "net::ERR_" not in text:
+        # A server that is away, or refuses a change, is part of some tests: Chromium cannot be kept from telling of it.
+        if kind in ("error", "warning") and "net::ERR_" not in text and not REFUSED.search(text):
             complaints.append(f"{kind}: {text}")
 
     def make(url: str, width: int = 1280, height: int = 800, dark: bool = False, scale: float = 1) -> Page:

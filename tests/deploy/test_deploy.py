@@ -100,14 +100,14 @@ def test_the_small_size(aws: str, random_policy: Callable[..., Policy]) -> None:
     registry = Registry(f"{out['Registry']}&endpoint={aws}")  # the address as the stack gives it
     registry.check()
     assert registry.publish(policy, algorithm="dqn").version == 1
-    assert out["PublicRegistry"] == s3.Bucket.parse(out["Registry"]).public_url
+    assert out["PublicRegistry"] == s3.S3Bucket.parse(out["Registry"]).public_url
 
     out = applied(aws, "small", update=True, Machine="yes")
     ec2 = boto3.client("ec2", endpoint_url=aws)
     machine = ec2.describe_instances(InstanceIds=[out["Instance"]])["Reservations"][0]["Instances"][0]
     assert machine["InstanceType"] == "t3.large"
-    told = ec2.describe_instance_attribute(InstanceId=out["Instance"], Attribute="userData")["UserData"]["Value"]
-    script = base64.b64decode(told).decode()
+    encoded = ec2.describe_instance_attribute(InstanceId=out["Instance"], Attribute="userData")["UserData"]["Value"]
+    script = base64.b64decode(encoded).decode()
     assert subprocess.run(["bash", "-n"], input=script, text=True, check=False).returncode == 0
     assert f"s3://{out['Bucket']}/dist/sparring-0.1.0-py3-none-any.whl" in script
     command = re.search(r"^ExecStart=(.*)$", script, re.MULTILINE)
@@ -118,8 +118,8 @@ def test_the_small_size(aws: str, random_policy: Callable[..., Policy]) -> None:
     assert "--allowed-host" not in words
 
     out = applied(aws, "named", Machine="yes", HostName="play.example.org")
-    told = ec2.describe_instance_attribute(InstanceId=out["Instance"], Attribute="userData")["UserData"]["Value"]
-    assert "--publish-every 3600 --allowed-host play.example.org\n" in base64.b64decode(told).decode()
+    encoded = ec2.describe_instance_attribute(InstanceId=out["Instance"], Attribute="userData")["UserData"]["Value"]
+    assert "--publish-every 3600 --allowed-host play.example.org\n" in base64.b64decode(encoded).decode()
 
 
 def test_nobody_reaches_a_machine_unless_it_is_said_who() -> None:
@@ -209,7 +209,7 @@ def test_the_bucket_is_as_open_as_registry_init_makes_it() -> None:
     """The AWS API server ignores policies and blocks of a stack's buckets: compared with what was tested on S3."""
     bucket = template()["Resources"]["Bucket"]["Properties"]
     assert bucket["PublicAccessBlockConfiguration"] == s3.BLOCK
-    ours = s3.Bucket("name", "bots", "eu-west-1").statement()
+    ours = s3.S3Bucket("name", "bots", "eu-west-1").statement()
     (statement,) = template()["Resources"]["BucketPolicy"]["Properties"]["PolicyDocument"]["Statement"]
     assert statement["Resource"] == {"Sub": "${Bucket.Arn}/${Prefix}/games/*"}
     assert ours["Resource"] == "arn:aws:s3:::name/bots/games/*"

@@ -80,15 +80,18 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "steps below none": ({"steps": -1}, "steps is -1"),
     "more steps than allowed": ({"steps": MAX_STEPS + 1}, f"allowed are 1..{MAX_STEPS}"),
     "steps beyond": ({"steps": 1 << 63}, "allowed are 1..10000"),
-    "a step too many": ({"steps": 5}, "obs has 40 bytes, 5 steps need 48"),
+    "a step too many": (
+        {"steps": 5},
+        "5 steps need 6 observations, 5 were sent: the last is the one after the last step",
+    ),
     "a step too few": ({"steps": 3}, "obs has 40 bytes, 3 steps need 32"),
-    "obs without the last": ({"obs": bytes(32)}, "obs has 32 bytes, 4 steps need 40"),
+    "obs without the last": ({"obs": bytes(32)}, "4 steps need 5 observations, 4 were sent"),
     "obs as float64": ({"obs": bytes(80)}, "wrong shape or dtype"),
     "obs cut within a number": ({"obs": bytes(39)}, "obs has 39 bytes"),
     "action as int64": ({"action": bytes(32)}, "action has 32 bytes, 4 steps need 16"),
     "reward as float64": ({"reward": bytes(32)}, "reward has 32 bytes"),
-    "log_prob of fewer": ({"log_prob": bytes(12)}, "log_prob has 12 bytes, 4 steps need 16"),
-    "log_prob of none": ({"log_prob": b""}, "log_prob has 0 bytes"),
+    "log_prob of fewer": ({"log_prob": bytes(12)}, "4 steps need 4 log_probs, 3 were sent"),
+    "log_prob of none": ({"log_prob": b""}, "4 steps need 4 log_probs, 0 were sent"),
     "empty id": ({"id": ""}, f"id {NOT_A_NAME}"),
     "long id": ({"id": "x" * 201}, f"id {NOT_A_NAME}"),
     "empty player": ({"player": ""}, f"player {NOT_A_NAME}"),
@@ -109,6 +112,11 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "version beyond": ({"version": 1 << 63}, "start and version"),
     "a year behind": ({"time": NOW - 365 * DAY}, "its clock is -365.0 days off"),
     "a year ahead": ({"time": NOW + 365 * DAY}, "its clock is +365.0 days off"),
+    "milliseconds": (
+        {"time": NOW * 1000 + 7},
+        "time is 1800000000007: send seconds, not milliseconds (in JavaScript: Date.now() / 1000)",
+    ),
+    "microseconds": ({"time": NOW * 1e6}, "its clock is +20833312500.0 days off"),
     "no clock": ({"time": 0.0}, "days off the server's (allowed: −60 to +1)"),
     "clock NaN": ({"time": float("nan")}, "its clock is"),
     "clock infinite": ({"time": float("inf")}, "its clock is"),
@@ -118,12 +126,12 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
 
 @pytest.mark.parametrize("what", REFUSED)
 def test_refused_with_the_reason(what: str) -> None:
-    fields, told = REFUSED[what]
-    assert told in str(reason(msgspec.structs.replace(fragment(), **fields)))
+    fields, message = REFUSED[what]
+    assert message in str(reason(msgspec.structs.replace(fragment(), **fields)))
 
 
 @pytest.mark.parametrize(
-    ("column", "value", "dtype", "told"),
+    ("column", "value", "dtype", "message"),
     [
         ("obs", np.nan, "<f4", "obs has NaN or infinite values"),
         ("obs", np.inf, "<f4", "obs has NaN or infinite values"),
@@ -139,11 +147,11 @@ def test_refused_with_the_reason(what: str) -> None:
     ],
 )
 @pytest.mark.parametrize("place", [0, -1])
-def test_refused_for_one_value(column: str, value: float, dtype: str, told: str, place: int) -> None:
+def test_refused_for_one_value(column: str, value: float, dtype: str, message: str, place: int) -> None:
     bad = with_value(fragment(), column, place, value, dtype)
-    assert reason(bad) == told
+    assert reason(bad) == message
     good = [fragment(seed=i) for i in range(3)]
-    assert check(TINY, [good[0], bad, *good[1:]], NOW) == [None, told, None, None]
+    assert check(TINY, [good[0], bad, *good[1:]], NOW) == [None, message, None, None]
 
 
 @pytest.mark.parametrize("name", ["x" * 200, "Zoë 漢字 🎮", "a b", "'; DROP TABLE fragments; --", "../..", "<script>"])

@@ -14,7 +14,7 @@ import pytest
 
 from sparring.errors import InputError
 from sparring.experience import Columns, Fragment, new_id, pack, validate, wire
-from sparring.experience.wire import TooLarge, decode, decode_json, decompress, encode
+from sparring.experience.wire import TooLarge, Unfit, decode, decode_json, decompress, encode
 from sparring.games import Box, Dict, Discrete, Game, MultiDiscrete
 
 TINY = Game("g", Box((2,), low=-1.0, high=1.0), Discrete(2))
@@ -188,7 +188,7 @@ def test_a_wrong_schema_is_the_check_s_to_refuse() -> None:
 
 
 @pytest.mark.parametrize(
-    ("fields", "told"),
+    ("fields", "message"),
     [
         ({"obs": [[0, 0.5, 1]] * 3}, "obs: expected rows of shape (2,), got a list of 3 where a list of 2 belongs"),
         ({"obs": [[0, 0.5], [0]]}, "obs: "),
@@ -200,29 +200,35 @@ def test_a_wrong_schema_is_the_check_s_to_refuse() -> None:
         ({"action": [[0], [1]]}, "action: expected numbers, got a list of 1"),
     ],
 )
-def test_rows_that_cannot_be_columns_say_why(fields: dict[str, Any], told: str) -> None:
+def test_rows_that_cannot_be_columns_say_why(fields: dict[str, Any], message: str) -> None:
     got = one(**fields)
     assert isinstance(got, str)
-    assert told in got
+    assert message in got
 
 
 @pytest.mark.parametrize(
-    ("fields", "told"),
+    ("fields", "message"),
     [
-        ({"action": [0, 1, 1]}, "action has 3 actions, 2 rewards need 2"),
-        ({"obs": [[0, 0]] * 2}, "obs has 2 observations, 2 rewards need 3: the one after the last step, too"),
-        ({"obs": []}, "obs has 0 observations, 2 rewards need 3"),
-        ({"log_prob": [0]}, "log_prob has 1 number, 2 rewards need 2"),
+        ({"action": [0, 1, 1]}, "2 steps need 2 actions, 3 were sent"),
+        ({"obs": [[0, 0]] * 2}, "2 steps need 3 observations, 2 were sent: the last is the one after the last step"),
+        ({"obs": []}, "2 steps need 3 observations, 0 were sent: the last is the one after the last step"),
+        ({"log_prob": [0]}, "2 steps need 2 log_probs, 1 was sent"),
+        ({"reward": [1]}, "2 steps need 2 rewards, 1 was sent"),
+        ({"reward": []}, "2 steps need 2 rewards, 0 were sent"),
+        (
+            {"obs": [[0, 0]], "action": [1], "reward": [1]},
+            "1 step needs 2 observations, 1 was sent: the last is the one after the last step",
+        ),
+        ({"obs": [[0, 0]] * 2, "action": [1], "reward": [1, 1]}, "1 step needs 1 reward, 2 were sent"),
     ],
 )
-def test_rows_of_different_lengths_are_refused_in_the_words_of_rows(fields: dict[str, Any], told: str) -> None:
+def test_rows_of_different_lengths_are_refused_in_the_words_of_rows(fields: dict[str, Any], message: str) -> None:
     got = one(**fields)
-    assert isinstance(got, str)
-    assert told in got
+    assert got == message
 
 
 @pytest.mark.parametrize(
-    ("fields", "told"),
+    ("fields", "message"),
     [
         ({"reward": [], "action": []}, "steps is 0"),
         ({"obs": [[0, 1e300]] * 3}, "obs has NaN or infinite"),
@@ -231,32 +237,109 @@ def test_rows_of_different_lengths_are_refused_in_the_words_of_rows(fields: dict
     ],
 )
 @pytest.mark.filterwarnings("error")
-def test_rows_that_make_bad_columns_are_refused_by_the_check(fields: dict[str, Any], told: str) -> None:
+def test_rows_that_make_bad_columns_are_refused_by_the_check(fields: dict[str, Any], message: str) -> None:
     got = one(**fields)
     assert isinstance(got, Fragment)
-    assert told in str(validate.check(TINY, [got])[0])
+    assert message in str(validate.check(TINY, [got])[0])
 
 
 def test_one_bad_row_does_not_spoil_the_others() -> None:
     body = json.dumps([row(), row(obs=[[0]] * 3), row()]).encode()
-    assert [type(got) for got in decode_json(body, TINY)] == [Fragment, str, Fragment]
+    assert [type(got) for got in decode_json(body, TINY)] == [Fragment, Unfit, Fragment]
 
 
 @pytest.mark.parametrize(
     "body",
     [
-        b"", b"{}", b"[1]", b"[{}]", b"\xff", b"[" * 100_000, b"[NaN]", json.dumps([row(player=...)]).encode(),
-        json.dumps([row(reward=[None, 1])]).encode(),
-        json.dumps([row(reward=["1", 1])]).encode(), json.dumps([row(start=0.5)]).encode(),
-        json.dumps([row(obs={})]).encode(), json.dumps([row()]).encode()[:-1],
-        b'[{"player": "\xff"}]', b'[{"player": "\\ud800"}]',
-        json.dumps([row(reward=[1e300, 1])]).replace("1e+300", "1e999").encode(),
+        b"", b"{}", b"\xff", b"[" * 100_000, b"[NaN]", b'[{"player": "\\ud800"}]', b"7",
+        json.dumps([row()]).encode()[:-1],
     ],
     ids=lambda body: repr(body[:40]),
 )  # fmt: skip
 def test_what_is_not_a_json_list_of_fragments(body: bytes) -> None:
     with pytest.raises(InputError, match="not a JSON list of fragments"):
         decode_json(body, TINY)
+
+
+def test_one_fragment_without_its_list() -> None:
+    with pytest.raises(InputError, match=r"it is one object: put it into a list, \[\{…\}\]$"):
+        decode_json(json.dumps(row()).encode(), TINY)
+
+
+NO_FRAGMENT = {
+    "a missing field": (row(player=...), "lacks `player`"),
+    "missing fields": (row(player=..., reward=...), "lacks `player` and `reward`"),
+    "nothing": ({}, "lacks `player`, `obs`, `action`, `reward` and `schema`"),
+    "a misspelt field": (row(player=..., palyer="ann"), "lacks `player`, and has `palyer`, which is unknown"),
+    "misspelt fields": (row(player=..., a=1, b=2), "lacks `player`, and has `a` and `b`, which are unknown"),
+    "a number as obs": (
+        row(obs=1.5),
+        "has a number as `obs`, where a list belongs: one observation for each step, and one more for what the last "
+        "action led to",
+    ),
+    "an object as obs": (
+        row(obs={}),
+        "has an object as `obs`, where a list belongs: one observation for each step, and one more for what the last "
+        "action led to",
+    ),
+    "a number as action": (row(action=1), "has a number as `action`, where a list belongs: one action for each step"),
+    "a number as reward": (row(reward=1), "has a number as `reward`, where a list belongs: one number for each step"),
+    "a number as log_prob": (
+        row(log_prob=-1.5),
+        "has a number as `log_prob`, where a list belongs: one number for each step",
+    ),
+    "text as a reward": (row(reward=["1", 1]), "has text as `reward[0]`, where a number belongs"),
+    "null as a reward": (row(reward=[1, None]), "has null as `reward[1]`, where a number belongs"),
+    "a number as player": (row(player=7), "has a number as `player`, where text belongs"),
+    "text as version": (row(version="3"), "has text as `version`, where a whole number belongs"),
+    "a half as start": (row(start=0.5), "has a number as `start`, where a whole number belongs"),
+    "a number": (7, "is a number: an object with `player`, `obs`, `action`, `reward` and `schema` belongs there"),
+    "a list": ([], "is a list: an object with `player`, `obs`, `action`, `reward` and `schema` belongs there"),
+}
+
+
+@pytest.mark.parametrize("what", NO_FRAGMENT)
+def test_what_is_no_fragment_is_reported_with_its_number_and_spoils_no_other(what: str) -> None:
+    sent, message = NO_FRAGMENT[what]
+    got = decode_json(json.dumps([row(), sent, row()]).encode(), TINY)
+    assert [type(each) for each in got] == [Fragment, Unfit, Fragment]
+    assert got[1] == f"fragment 1 {message}"
+
+
+@pytest.mark.parametrize(
+    "body",
+    [b'[{"player": "\xff"}]', b'[{"\xff": 1}]', b"[" + b"[" * 500 + b"]" * 501, b"[1e999]"],
+    ids=repr,
+)
+def test_other_strange_fragments_are_none_either(body: bytes) -> None:
+    [got] = decode_json(body, TINY)
+    assert str(got).startswith("fragment 0")
+
+
+def test_too_many_that_are_none_are_not_looked_at() -> None:
+    with pytest.raises(TooLarge, match="5 fragments in one request, at most 4"):
+        decode_json(b"[{},{},{},{},{}]", TINY, 4)
+
+
+def test_a_msgpack_fragment_is_reported_with_its_number() -> None:
+    good = msgspec.to_builtins(one(), builtin_types=(bytes,))
+    bad = {name: value for name, value in good.items() if name not in ("player", "obs")}
+    for sent, message in ((bad | {"x": 1}, "lacks `player` and `obs`, and has `x`, which is unknown"),
+                       (good | {"obs": [1]}, "has a list as `obs`, where bytes belongs"),
+                       (7, "is a number: an object with `id`, ")):  # fmt: skip
+        with pytest.raises(InputError) as caught:
+            decode(msgspec.msgpack.encode([good, sent]))
+        assert f"the body is not a msgpack list of fragments: fragment 1 {message}" in str(caught.value)
+
+
+def test_a_skipped_field_is_reported_with_its_fragment() -> None:
+    body = json.dumps([row(), row(terminate=True), 7, row(mask=1, terminate=True)]).encode()
+    found = wire.unknown_fields(body, json=True)
+    assert found == {"mask": 3, "terminate": 1}
+    assert [wire.unknown_note(*each) for each in found.items()] == [
+        "fragment 3 has `mask`, which is unknown and not stored",
+        "fragment 1 has `terminate`, which is unknown and not stored: did you mean `terminated`?",
+    ]
 
 
 # Compression
@@ -346,12 +429,12 @@ def test_fields_of_a_newer_version_are_skipped_and_named() -> None:
     maps = [msgspec.to_builtins(f, builtin_types=(bytes,)) for f in known]
     body = msgspec.msgpack.encode([{**maps[0], "mask": b"x"}, {**maps[1], "match": {"id": 7}, "mask": None}])
     assert decode(body) == known
-    assert wire.unknown_fields(body) == ["mask", "match"]
-    assert wire.unknown_fields(encode(known)) == []
+    assert [*wire.unknown_fields(body)] == ["mask", "match"]
+    assert [*wire.unknown_fields(encode(known))] == []
     text = json.dumps([row(), row(cheat=1)]).encode()
     assert all(isinstance(f, Fragment) for f in decode_json(text, TINY))
-    assert wire.unknown_fields(text, json=True) == ["cheat"]
-    assert wire.unknown_fields(json.dumps([row()]).encode(), json=True) == []
+    assert [*wire.unknown_fields(text, json=True)] == ["cheat"]
+    assert [*wire.unknown_fields(json.dumps([row()]).encode(), json=True)] == []
     many = json.dumps([row(**{f"x{i}": 1 for i in range(1000)})]).encode()
     assert len(wire.unknown_fields(many, json=True)) == wire.MAX_UNKNOWN
 
@@ -377,13 +460,13 @@ def test_names_of_unknown_fields_cost_nothing_that_the_sender_chooses(monkeypatc
     flood = {f"field-{i:06}": None for i in range(20_000)}
     pack_all = (lambda rows: json.dumps(rows).encode()) if json_ else msgspec.msgpack.encode
     rows = [flood, {"cheat": 1}]
-    assert wire.unknown_fields(pack_all(rows), json=json_) == ["cheat"]
+    assert [*wire.unknown_fields(pack_all(rows), json=json_)] == ["cheat"]
     assert looked == [1]
     looked.clear()
-    assert wire.unknown_fields(pack_all([{"cheat": 1}] * 500), json=json_) == ["cheat"]
+    assert [*wire.unknown_fields(pack_all([{"cheat": 1}] * 500), json=json_)] == ["cheat"]
     assert len(looked) == wire.LOOKED_AT
 
 
 def test_a_field_whose_name_is_no_text_is_skipped():
-    assert wire.unknown_fields(b"\x91\x81\xa2\xff\xfe\x01") == ["?"]
-    assert wire.unknown_fields(b'[{"\xff": 1}]', json=True) == ["?"]
+    assert [*wire.unknown_fields(b"\x91\x81\xa2\xff\xfe\x01")] == ["?"]
+    assert [*wire.unknown_fields(b'[{"\xff": 1}]', json=True)] == ["?"]

@@ -67,10 +67,11 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
 @pytest.mark.parametrize("which", ["", "@last", "@best", "@1"])
 def test_a_runs_policies_are_exported(run: Run, which: str, export: Export, tmp_path: Path) -> None:
     stem = "tried" + which.replace("@", "-")
-    assert export(f"{run.path}{which}") == (0, f"{stem}.onnx\n", "")
+    code, out, _ = export(f"{run.path}{which}", "--episodes", "0")
+    assert (code, out.splitlines()[0]) == (0, f"{stem}.onnx")
     expected = run.policy(which[1:] or "last")
     assert (tmp_path / f"{stem}.onnx").read_bytes() == onnx.render(expected)
-    assert export(f"{run.path}{which}", "--to", "safetensors", "--out", "a/b")[0] == 0
+    assert export(f"{run.path}{which}", "--to", "safetensors", "--out", "a/b", "--episodes", "0")[0] == 0
     again = weights.load((tmp_path / "a" / "b" / f"{stem}.safetensors").read_bytes())
     assert all(np.array_equal(again.params[name], array) for name, array in expected.params.items())
 
@@ -90,6 +91,7 @@ def test_a_format_of_several_files(run: Run, export: Export, tmp_path: Path) -> 
     expected = run.policy().params
     assert code == 0
     assert set(out.split()) == {"out/game.txt"} | {f"out/weights/{name}.bin" for name in expected}
+    assert (tmp_path / "out" / "export.json").exists()
     for name, array in expected.items():
         assert (tmp_path / "out" / "weights" / f"{name}.bin").read_bytes() == array.tobytes()
 
@@ -97,17 +99,18 @@ def test_a_format_of_several_files(run: Run, export: Export, tmp_path: Path) -> 
 def test_a_published_model_is_exported(policy: Policy, export: Export, tmp_path: Path) -> None:
     Registry(tmp_path / "registry").publish(policy, model="careful", algorithm="dqn")
     for target, name in (("Tiny-v0/careful", "Tiny-v0-careful"), ("Tiny-v0/careful/1", "Tiny-v0-careful-1")):
-        assert export(target, "--registry", "registry") == (0, f"{name}.onnx\n", "")
+        code, out, _ = export(target, "--registry", "registry")
+        assert (code, out.splitlines()[0]) == (0, f"{name}.onnx")
         session = onnxruntime.InferenceSession(tmp_path / f"{name}.onnx", providers=["CPUExecutionProvider"])
         obs = np.random.default_rng(0).standard_normal((5, 4), np.float32)
         np.testing.assert_array_equal(session.run(["action"], {"obs": obs})[0], policy.act(obs)[0])
 
 
 @pytest.mark.parametrize(
-    ("words", "told"),
+    ("words", "says"),
     [
         (["--to", "onx"], "no format 'onx', did you mean 'onnx'"),
-        (["--to", "keras"], "choose one of onnx, safetensors, or module:Name"),
+        (["--to", "jpeg"], "choose one of onnx, onnx-int8, tflite, tflite-int8, c, c-int8, keras, h5, safetensors, or"),
         (["--to", "outside_formats:Jsn"], "has no 'Jsn', did you mean 'Json'"),
         (["--to", "outside_formats:json"], "it has to be a class with a `suffix` and a `render(policy)`"),
         (["--to", "outside_formats:NoFormat"], "it has to be a class with a `suffix` and a `render(policy)`"),
@@ -115,11 +118,11 @@ def test_a_published_model_is_exported(policy: Policy, export: Export, tmp_path:
         (["--to", "outside_formats:Astray", "--out", "out"], "gives '../astray.txt'"),
     ],
 )
-def test_what_cannot_be_exported_is_said(run: Run, export: Export, tmp_path: Path, words: list[str], told: str) -> None:
+def test_what_cannot_be_exported_is_said(run: Run, export: Export, tmp_path: Path, words: list[str], says: str) -> None:
     before = sorted(tmp_path.rglob("*"))
     code, _, error = export(str(run.path), *words)
     assert code == 2
-    assert told in error
+    assert says in error
     assert [path for path in sorted(tmp_path.rglob("*")) if "__pycache__" not in path.parts] == before
 
 
@@ -139,9 +142,9 @@ def test_an_export_replaces_only_its_own_file(policy: Policy, tmp_path: Path) ->
 
 
 def test_formats_are_found_by_name() -> None:
-    assert {name: formats.find_format(name).suffix for name in formats.FORMATS} == {
-        "onnx": ".onnx",
-        "safetensors": ".safetensors",
-    }
+    suffixes = {name: formats.find_format(name).suffix for name in formats.FORMATS}
+    assert suffixes["onnx"] == ".onnx"
+    assert suffixes["tflite-int8"] == ".int8.tflite"
+    assert len({*suffixes.values()}) == len(suffixes)
     with pytest.raises(InputError, match="cannot import 'no_such_module'"):
         formats.find_format("no_such_module:Format")

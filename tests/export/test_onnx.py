@@ -46,6 +46,9 @@ ACTIONS: dict[str, tuple[Any, Any, float]] = {
     "q_start": (Discrete(5, start=-3), QValues(), 1.0),
     "q_greedy": (Discrete(3), QValues(), 0.0),
     "q_duelling": (Discrete(4), QValues(duelling=True), 0.3),
+    "q_parts": (MultiDiscrete((3, 1, 4)), QValues(), 0.4),
+    "q_one_part": (MultiDiscrete((3,)), QValues(), 0.4),
+    "q_parts_duelling": (MultiDiscrete((3, 5)), QValues(duelling=True), 0.3),
     "one_choice": (Discrete(1), QValues(), 0.5),
     "categorical": (Discrete(5, start=10), Categorical(), 0.0),
     "multi_categorical": (MultiDiscrete((3, 1, 4)), Categorical(), 0.0),
@@ -66,7 +69,8 @@ ACTIVATIONS = ("relu", "tanh", "silu", "linear")
 def layers_for(observation: Any, activation: str) -> tuple[Any, ...]:
     dense = (Dense(16, activation), Dense(9, activation, norm=activation != "linear"))
     if isinstance(observation, Box) and observation.is_image:
-        return (Conv(4, 4, 2, activation), Conv(5, 3, 1, activation), *dense)
+        padding = "same" if activation in ("relu", "silu") else "valid"  # of 12×10 and 11×12 with asymmetric halves
+        return (Conv(4, 5, 2, activation, padding), Conv(5, 2, 1, activation, padding), *dense)
     return dense
 
 
@@ -110,7 +114,8 @@ def assert_same(policy: Policy, run: onnxruntime.InferenceSession, n: int, seed:
     assert none is None
     chosen, log_prob = policy.act(obs, noise)
     inputs = feeds(policy.game.observation, obs)
-    action, sampled, density = run.run(["action", "sampled", "log_prob"], inputs | {"noise": noise})
+    action, sampled, density, out = run.run(["action", "sampled", "log_prob", "outputs"], inputs | {"noise": noise})
+    np.testing.assert_allclose(out, policy.outputs(obs), rtol=1e-4, atol=1e-5)
     for found, expected in ((action, greedy), (sampled, chosen)):
         assert found.dtype == policy.game.action.element.base
         assert found.shape == (n, *policy.game.action.element.shape) == expected.shape
@@ -159,7 +164,7 @@ def test_noise_may_be_left_out(random_policy: MakePolicy) -> None:
         assert [i.name for i in run.get_inputs()] == ["obs"]
         assert [i.name for i in run.get_overridable_initializers()] == ["noise"]
         obs = observe(policy.game.observation, np.random.default_rng(0), 7)
-        action_, sampled, log_prob = run.run(None, {"obs": obs})
+        action_, sampled, log_prob = run.run(["action", "sampled", "log_prob"], {"obs": obs})
         np.testing.assert_allclose(sampled, action_, rtol=1e-6)
         assert log_prob.shape == (7,)
 
@@ -181,7 +186,7 @@ def test_extreme_numbers_stay_finite(random_policy: MakePolicy) -> None:
         for edge in edges:
             noise = np.full((4, policy.noise_size), edge, np.float32)
             chosen, log_prob = policy.act(obs, noise)
-            _, sampled, density = run.run(None, {"obs": obs, "noise": noise})
+            sampled, density = run.run(["sampled", "log_prob"], {"obs": obs, "noise": noise})
             np.testing.assert_allclose(sampled, chosen, rtol=1e-4, atol=1e-5)
             assert np.isfinite(sampled).all()
             assert np.isfinite(density).all()

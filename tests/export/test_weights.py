@@ -100,7 +100,7 @@ def test_truncated(policy: Policy) -> None:
 
 
 def test_any_damage_is_an_input_error_or_other_numbers(policy: Policy) -> None:
-    """Without hashes a flipped bit of a weight cannot be told; the registry's manifest has those."""
+    """Without hashes a flipped bit of a weight cannot be noticed; the registry's manifest has those."""
     data, rng = save(policy), np.random.default_rng(0)
     header = 8 + struct.unpack_from("<Q", data)[0]
     refused = 0

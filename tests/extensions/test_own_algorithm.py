@@ -1,5 +1,5 @@
 """examples/a2c.py, an algorithm that the package does not know. A reader copies it into a directory, then trains,
-resumes, publishes and plays it, and has it learn from play. Nothing of Sparring is edited. (training/test_sweep.py has
+resumes, publishes and plays it, and has it learn from play. Nothing of Sparring is edited. (sweep/test_sweep.py has
 a sweep of it.)"""
 
 import json
@@ -187,8 +187,8 @@ def test_it_learns_from_play(home: Path) -> None:
         return max((m.metrics.get("evaluation/return_mean", 0.0) for m in manifests), default=0.0)
 
     with platform(data) as url, tempfile.TemporaryDirectory() as spool:
-        told: dict[str, object] = {"players": 8, "rate": 400.0, "refresh": 0.5, "directory": spool, "stop": stop}
-        players = threading.Thread(target=play, args=("CartPole-v1", url), kwargs=told)
+        options: dict[str, object] = {"players": 8, "rate": 400.0, "refresh": 0.5, "directory": spool, "stop": stop}
+        players = threading.Thread(target=play, args=("CartPole-v1", url), kwargs=options)
         players.start()
         try:
             until = time.monotonic() + 120

@@ -72,7 +72,7 @@ def test_tuple_spaces_are_refused_with_what_to_use() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "told"),
+    ("name", "message"),
     [
         ("NoSuchGame-v0", "doesn't exist"),
         ("CartPole-v99", "v99"),
@@ -88,10 +88,10 @@ def test_tuple_spaces_are_refused_with_what_to_use() -> None:
         ("no/such/file.json", "sparring init"),
     ],
 )
-def test_names_of_nothing(name: str, told: str) -> None:
+def test_names_of_nothing(name: str, message: str) -> None:
     with pytest.raises(InputError) as caught:
         catalog.load(name)
-    assert told in str(caught.value)
+    assert message in str(caught.value)
 
 
 def test_a_game_whose_own_needs_are_missing_says_which() -> None:
@@ -157,7 +157,7 @@ def test_a_box_bounded_in_part_takes_everything_where_it_has_no_bound() -> None:
 
 
 @pytest.mark.parametrize(
-    ("theirs", "told"),
+    ("theirs", "message"),
     [
         (spaces.Text(5), "Text spaces"),
         (spaces.Sequence(spaces.Discrete(2)), "Sequence spaces"),
@@ -168,10 +168,10 @@ def test_a_box_bounded_in_part_takes_everything_where_it_has_no_bound() -> None:
     ],
     ids=str,
 )
-def test_spaces_that_we_do_not_take(theirs: Any, told: str, registered: Any) -> None:
+def test_spaces_that_we_do_not_take(theirs: Any, message: str, registered: Any) -> None:
     with pytest.raises(InputError) as caught:
         catalog.load(registered("Still-v0", theirs))
-    assert told in str(caught.value)
+    assert message in str(caught.value)
 
 
 def test_simulators_may_leave_their_float_bounds_but_not_others(registered: Any) -> None:

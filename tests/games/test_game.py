@@ -98,8 +98,23 @@ MALFORMED = {
         declaration(observation={"type": "dict", "fields": {"a": {"type": "discrete", "n": 2}}, "b": 1}),
         "`b`",
     ),
-    "unknown type": (declaration(observation={"type": "text"}), "'text'"),
-    "no type": (declaration(observation={"shape": [2]}), "`type`"),
+    "unknown type": (
+        declaration(observation={"type": "text"}),
+        "observation has the type 'text': use box, discrete, multi_discrete or dict",
+    ),
+    "unknown type of an action": (
+        declaration(action={"type": "text"}),
+        "action has the type 'text': use box, discrete or multi_discrete",
+    ),
+    "unknown type of a field": (
+        declaration(observation={"type": "dict", "fields": {"a": {"type": ["box"]}}}),
+        "observation.fields.a has the type ['box']: use box, discrete or multi_discrete",
+    ),
+    "no type": (declaration(observation={"shape": [2]}), "observation has no `type`: use box, discrete, multi_disc"),
+    "a list as a space": (
+        declaration(observation=[2]),
+        'observation is a list of 1: it must be an object like {"type": "box", …}, with the type box, discrete, ',
+    ),
     "name is a number": (declaration(name=3), "Expected `str`"),
     "name is a path": (declaration(name="../x"), "game name '../x'"),
     "name is empty": (declaration(name=""), "game name ''"),
@@ -153,11 +168,11 @@ MALFORMED = {
 
 @pytest.mark.parametrize("what", MALFORMED)
 def test_malformed_declarations_are_refused_with_what_is_wrong(what: str) -> None:
-    text, told = MALFORMED[what]
+    text, message = MALFORMED[what]
     with pytest.raises(InputError) as caught:
         Game.declared(text)
     assert "not a game declaration" in str(caught.value)
-    assert told in str(caught.value)
+    assert message in str(caught.value)
 
 
 def test_the_declaration_that_all_these_were_made_from_is_good() -> None:
@@ -297,16 +312,16 @@ def test_an_array_of_the_right_type_is_not_copied() -> None:
 
 
 @pytest.mark.parametrize(
-    ("space", "rows", "told"),
+    ("space", "rows", "message"),
     [
         (Box((2,)), [[1, 2, 3]], "got a list of 3 where a list of 2 belongs"),
         (Box((2,)), [[1, 2], [3]], ""),
-        (Box((2,)), [1, 2], "got int where a list of 2 belongs"),
+        (Box((2,)), [1, 2], "got a number where a list of 2 belongs"),
         (Box((2,)), [["a", "b"]], "expected numbers"),
         (Box((2,)), [[None, 1]], "expected numbers"),
         (Box((2,)), [[1j, 1]], "expected numbers"),
         (Box((2,)), [[10**400, 1]], "expected numbers"),
-        (Box((2,)), [{"x": 1}], "got dict where a list of 2 belongs"),
+        (Box((2,)), [{"x": 1}], "got an object where a list of 2 belongs"),
         (Box((1,), "uint8"), [[256]], "do not fit uint8"),
         (Box((1,), "uint8"), [[-1]], "do not fit uint8"),
         (Box((1,), "uint8"), [[0.5]], "whole numbers"),
@@ -318,16 +333,18 @@ def test_an_array_of_the_right_type_is_not_copied() -> None:
         (Discrete(2), [float("inf")], "do not fit int32"),
         (Discrete(2), [2**40], "do not fit int32"),
         (Discrete(2), [[0]], "got a list of 1"),
-        (PARTS, [{"gear": 0, "armed": 0}], "3 fields"),
-        (PARTS, [{"gear": 0, "armed": 0, "view": 0, "more": 0}], "3 fields"),
-        (PARTS, [[0, 0, 0]], "expected an object"),
+        (PARTS, [{"gear": 0, "armed": 0}], "row 0 lacks view"),
+        (PARTS, [{"gear": 0, "armed": 0, "view": 0, "more": 0}], "row 0 has more, which the space has not"),
+        (PARTS, [{"gear": 0, "armed": 0, "veiw": 0}], "row 0 lacks view and has veiw, which the space has not"),
+        (PARTS, [{"gear": [0], "armed": 0, "view": np.zeros((2, 3, 1))}], "gear: expected numbers, got a list of 1"),
+        (PARTS, [[0, 0, 0]], "row 0 is a list of 3, an object with the fields armed, gear, view belongs there"),
         (PARTS, [{"gear": 0.5, "armed": 0, "view": np.zeros((2, 3, 1))}], "whole numbers"),
     ],
 )  # fmt: skip
-def test_rows_that_do_not_fit_are_refused(space: Any, rows: Any, told: str) -> None:
+def test_rows_that_do_not_fit_are_refused(space: Any, rows: Any, message: str) -> None:
     with pytest.raises(ValueError, match=r".") as caught:
         column(space, rows)
-    assert told in str(caught.value)
+    assert message in str(caught.value)
 
 
 @pytest.mark.filterwarnings("error")

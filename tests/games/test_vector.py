@@ -99,7 +99,7 @@ def test_a_restored_state_goes_on_identically(name, count):
 
 @pytest.mark.parametrize("game", ["Moody-v0", "Odd-v0"])
 def test_a_game_that_does_not_do_the_same_again_is_noticed(game, monkeypatch):
-    monkeypatch.syspath_prepend(Path(__file__).parents[1] / "training")
+    monkeypatch.syspath_prepend(Path(__file__).parents[1])
     games = Separate(catalog.load(f"odd_games:{game}"), 2)
     games.reset(5)
     for _ in range(14):
@@ -108,7 +108,7 @@ def test_a_game_that_does_not_do_the_same_again_is_noticed(game, monkeypatch):
 
 
 def test_an_episode_too_long_to_be_played_again_has_no_state(monkeypatch):
-    monkeypatch.syspath_prepend(Path(__file__).parents[1] / "training")
+    monkeypatch.syspath_prepend(Path(__file__).parents[1])
     monkeypatch.setattr(vector, "REPLAYED", 20)
     games = Separate(catalog.load("odd_games:Endless-v0"), 1)
     games.reset(5)
@@ -170,7 +170,7 @@ def test_atari_is_one_game_alone_and_abreast():
     assert many.reset(1).shape == (2, 4, 84, 84)
     step = many.step(np.zeros(2, np.int32))
     assert step.obs.dtype == np.uint8
-    assert many.state() is None  # cannot be told: a resumed run starts its games anew
+    assert many.state() is None  # it has none to give: a resumed run starts its games anew
     many.close()
     one = Separate(game, 1)
     first = one.reset(1)

@@ -19,6 +19,12 @@ def test_a_game_is_registered_once(api: Api, setup: Setup) -> None:
     assert Game.from_json(api.get(f"/v1/games/{GAME.name}").body) == GAME
 
 
+def test_registering_and_showing_a_game_tell_its_schema(api: Api) -> None:
+    other = Game("Other", Box((1,)), Discrete(2))
+    for reply in (api.register(other), api.register(other), api.get("/v1/games/Other")):
+        assert reply.headers["sparring-schema"] == other.schema
+
+
 def test_another_schema_under_the_same_name(api: Api, setup: Setup) -> None:
     other = Game(GAME.name, Box((5,)), Discrete(2))
     reply = api.register(other)
@@ -47,6 +53,7 @@ def test_a_game_that_another_process_registered_is_found(api: Api, setup: Setup)
         (GAME.to_json().replace(b'"box"', b'"ball"'), "ball"),
         (GAME.to_json().replace(b"Tiny-v0", b"Other-v0"), "Other-v0"),
         (GAME.to_json().replace(b'"n": 2', b'"n": 0'), "n"),
+        (json.dumps({**json.loads(GAME.to_json()), "env": "a\x1b]0;b"}).encode(), "control characters"),
         (GAME.to_json().replace(b'"n": 2', b'"n": 2, "surprise": 1'), "surprise"),
         (json.dumps({**json.loads(GAME.to_json()), "players": 10**4000}).encode(), "players"),
     ],
@@ -132,7 +139,7 @@ def test_every_refusal_is_a_problem(api: Api, method: str, path: str, status: in
 
 
 def test_a_405_names_all_methods(api: Api) -> None:
-    assert api.request("POST", f"/v1/games/{GAME.name}").headers["allow"] == "DELETE, GET, HEAD, PUT"
+    assert api.request("POST", f"/v1/games/{GAME.name}").headers["allow"] == "DELETE, GET, HEAD, PATCH, PUT"
 
 
 def test_web_pages_of_other_origins_cannot_write(api: Api) -> None:
@@ -140,7 +147,7 @@ def test_web_pages_of_other_origins_cannot_write(api: Api) -> None:
     origin = {"origin": "https://evil.example", "access-control-request-method": "POST"}
     address = f"/v1/games/{GAME.name}/fragments"
     preflight = api.request("OPTIONS", address, headers=origin)
-    assert preflight.status == 405
+    assert preflight.status == 403
     assert not any(name.startswith("access-control") for name in preflight.headers)
     written = api.request("POST", address, wire.encode([fragment()]), {**MSGPACK, **origin})
     assert (written.status, "evil.example" in written.json()["detail"]) == (403, True)

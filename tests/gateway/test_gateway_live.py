@@ -3,11 +3,12 @@
 import asyncio
 import json
 import re
+import statistics
 import sys
 import threading
 import time
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -18,18 +19,20 @@ import pytest
 from gateway_api import GAME, MSGPACK, Api, Setup, fragment, replaced
 from prometheus_client.parser import text_string_to_metric_families
 
-from sparring.api import Snapshot, StreamStatus, TrainerStatus
+from sparring.api import GameInfo, PlayerRow, RecentReturns, Snapshot, StreamStatus, TrainerStatus
 from sparring.errors import SparringError
 from sparring.experience import Fragment, wire
+from sparring.gateway import history as history_module
 from sparring.gateway import live
 from sparring.gateway.app import create_app
-from sparring.gateway.live import History, Rate
+from sparring.gateway.history import History
+from sparring.gateway.live import Rate
 from sparring.gateway.prometheus import Histogram
 from sparring.gateway.routes import models
 from sparring.networks.policy import Policy
 from sparring.networks.spec import QValues
 from sparring.store.memory import MemoryStore
-from sparring.store.protocol import Episode
+from sparring.store.protocol import Episode, PlayerStats
 
 STATS = f"/v1/games/{GAME.name}/stats"
 
@@ -50,9 +53,9 @@ def snapshot(api: Api) -> Snapshot:
     return msgspec.json.decode(api.get(STATS).body, type=Snapshot)
 
 
-def episode(number: int, ret: float, version: int | None = None) -> Episode:
+def episode(number: int, ret: float, version: int | None = None, player: str = "ann") -> Episode:
     model = None if version is None else "bot"
-    return Episode("ann", f"e{number}", 10, ret, 1000.0 + number, model, version, number)
+    return Episode(player, f"e{number}", 10, ret, 1000.0 + number, model, version, number)
 
 
 def digest(returns: list[float]) -> History:
@@ -65,7 +68,7 @@ def digest(returns: list[float]) -> History:
 @pytest.mark.parametrize("count", [1, 399, 400, 401, 800, 801, 5000])
 def test_the_curve_covers_the_whole_life_in_few_points(count: int) -> None:
     history = digest([float(i) for i in range(count)])
-    curve = history.curve
+    curve = history.all.curve
     assert len(curve) == count if count <= 400 else 200 <= len(curve) <= 400
     assert sum(p.episodes for p in curve) == count
     assert sum(p.mean * p.episodes for p in curve) == pytest.approx(count * (count - 1) / 2)
@@ -77,18 +80,66 @@ def test_the_curve_covers_the_whole_life_in_few_points(count: int) -> None:
 
 def test_means_are_over_the_newest_twenty() -> None:
     history = digest([100.0] * 20 + [0.0] * 5)
-    assert (history.return_mean, history.best, history.length_mean) == (75.0, 100.0, 10.0)
-    few = digest([1.0, 2.0])
-    assert (few.return_mean, few.best) == (1.5, None)
-    assert History().return_mean is None
+    assert history.all.recent.returns() == RecentReturns(25, 75.0, 100.0, 10.0)
+    assert digest([1.0, 2.0]).all.recent.returns() == RecentReturns(2, 1.5, None, 10.0)
+    assert History().all.recent.returns() == RecentReturns()
+
+
+def test_people_and_bots_are_apart() -> None:
+    history = History()
+    for number in range(1, 501):
+        history.add(episode(number, 10.0, 1, "ann") if number % 5 else episode(number, -1.0, None, "bob"))
+    assert history.people.recent.returns() == RecentReturns(100, -1.0, -1.0, 10.0)
+    assert history.bots.recent.returns() == RecentReturns(400, 10.0, 10.0, 10.0)
+    assert history.all.recent.returns() == RecentReturns(500, 7.8, 7.8, 10.0)
+    people, bots = history.people.curve, history.bots.curve
+    assert max(len(people), len(bots)) <= 200
+    assert {p.mean for p in people} == {-1.0}
+    assert {p.mean for p in bots} == {10.0}
+    assert {p.version for p in people} == {None}
+    assert (people[-1].steps, bots[-1].steps) == (5000, 4990)  # of the game: one axis for both
+    assert sum(p.episodes for p in (*people, *bots)) == 500
+
+
+@pytest.mark.parametrize(("bot_steps", "kind"), [(0, "person"), (60, "both"), (100, "bot")])
+def test_a_players_row(bot_steps: int, kind: str) -> None:
+    history = History()
+    for number in range(1, 31):
+        history.add(episode(number, float(number), None if number % 3 else 1))
+    row = history.row(PlayerStats("ann", 7, 100, 5.0, bot_steps))
+    assert (row.player, row.fragments, row.steps, row.last_seen, row.bot_steps) == ("ann", 7, 100, 5.0, bot_steps)
+    assert row.kind == kind
+    assert row.all == RecentReturns(30, 20.5, 20.5, 10.0)
+    assert (row.person.episodes, row.bot.episodes) == (20, 10)
+    assert row.person.return_mean == pytest.approx(15.0)
+    assert row.bot.return_mean == 16.5
+    assert history.row(PlayerStats("eve", 1, 1, 5.0)).all == RecentReturns()
+
+
+def test_only_so_many_players_returns_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(history_module, "MAX_PLAYERS", 3)
+    history = History()
+    for number, player in enumerate("abcad", 1):
+        history.add(episode(number, 1.0, None, player))
+    counts = {name: history.row(PlayerStats(name, 1, 1, 0.0)).all.episodes for name in "abcd"}
+    assert counts == {"a": 2, "b": 0, "c": 1, "d": 1}
 
 
 def test_versions_in_play() -> None:
     history = History()
     for number, (ret, version) in enumerate([(1.0, None), (2.0, 1), (4.0, 1), (9.0, 3), (5.0, 2)], 1):
         history.add(episode(number, ret, version))
-    assert history.played == {1: (2, 6.0), 2: (1, 5.0), 3: (1, 9.0)}
-    assert [p.version for p in history.curve] == [None, 1, 1, 3, 2]
+    assert {v: (p.episodes, p.mean) for v, p in history.played.items()} == {1: (2, 3.0), 2: (1, 5.0), 3: (1, 9.0)}
+    assert [p.version for p in history.all.curve] == [None, 1, 1, 3, 2]
+
+
+def test_a_versions_mean_has_a_margin() -> None:
+    history, returns = History(), [100.0 + i for i in range(40)]
+    for number, ret in enumerate(returns, 1):
+        history.add(episode(number, ret, 1))
+    assert history.played[1].margin == pytest.approx(1.96 * statistics.stdev(returns) / 40**0.5)
+    history.add(episode(41, 1.0, 2))
+    assert history.played[2].margin is None
 
 
 def test_versions_that_players_made_up_take_no_memory() -> None:
@@ -96,10 +147,10 @@ def test_versions_that_players_made_up_take_no_memory() -> None:
     history.newest = 5000
     for version in (*range(1, 5001), *range(10**6, 10**6 + 5000), 2**53 - 1):
         history.add(episode(1, 1.0, version))
-    assert len(history.played) <= live.MAX_PLAYED
+    assert len(history.played) <= history_module.MAX_PLAYED
     assert max(history.played) == 5000
     assert set(range(5000 - live.MAX_VERSIONS, 5001)) <= history.played.keys()
-    assert max(p.version for p in history.curve if p.version is not None) == 5000
+    assert max(p.version for p in history.all.curve if p.version is not None) == 5000
 
 
 def test_rates_are_read_while_uploads_add_to_them() -> None:
@@ -149,12 +200,33 @@ def test_a_snapshot_tells_everything(api: Api, setup: Setup, random_policy: Call
     seen = snapshot(api)
     assert (seen.game, seen.episodes, seen.return_mean, seen.length_mean) == (GAME.name, 4, 6.0, 6.0)
     assert (seen.stats.fragments, seen.stats.steps, seen.active_players) == (4, 24, 2)
-    assert {(p.player, p.steps) for p in seen.players} == {("ann", 14), ("bob", 10)}
+    assert {(p.player, p.steps, p.bot_steps, p.kind) for p in seen.players} == {
+        ("ann", 14, 5, "both"),
+        ("bob", 10, 10, "bot"),
+    }
+    rows = msgspec.json.decode(api.get(f"/v1/games/{GAME.name}/players").body, type=list[PlayerRow])
+    assert rows == seen.players
+    assert {row.player: row.person.return_mean for row in rows} == {"ann": 9.0, "bob": None}
+    assert (seen.people.steps, seen.people.episodes, seen.people.return_mean) == (9, 1, 9.0)
+    assert (seen.bots.steps, seen.bots.episodes, seen.bots.return_mean) == (15, 3, 5.0)
+    assert (len(seen.people.curve), len(seen.bots.curve), len(seen.curve)) == (1, 3, 4)
+    [game] = msgspec.json.decode(api.get("/v1/games").body, type=list[GameInfo])
+    assert (game.return_mean, game.people_return_mean, game.bot_return_mean) == (6.0, 9.0, 5.0)
     assert (seen.latest, seen.trainer) == (1, status)
     [version] = seen.versions
     assert (version.version, version.evaluation, version.played, version.return_mean) == (1, 12.5, 3, 5.0)
     assert seen.curve[-1].version is None
     assert seen.time == pytest.approx(time.time(), abs=60)
+
+
+def test_versions_that_are_tried_before_there_is_one_for_players_are_listed(
+    api: Api, setup: Setup, random_policy: Callable[..., Policy]
+) -> None:
+    setup.registry.publish(random_policy(GAME, (), QValues()), algorithm="dqn", alias=None)
+    upload(api, fragment(5, model="random", version=0), fragment(9, model="bot", version=1))
+    seen = snapshot(api)
+    assert seen.latest is None
+    assert [(version.version, version.played, version.return_mean) for version in seen.versions] == [(1, 1, 9.0)]
 
 
 def test_history_is_rebuilt_by_a_new_process(api: Api, setup: Setup) -> None:
@@ -182,11 +254,17 @@ def test_erasing_takes_a_players_episodes_off_the_curve(api: Api) -> None:
     assert (seen.episodes, seen.return_mean, [p.player for p in seen.players]) == (1, 3.0, ["ann"])
 
 
-@pytest.mark.parametrize("text", [b"", b"{", b'{"game": 1}', b"\xff"])
+@pytest.mark.parametrize("text", [b"", b"{", b'{"game": 1}', b"\xff", b'{"game": "\xff"}'])
 def test_a_torn_status_is_no_status(api: Api, setup: Setup, text: bytes) -> None:
     (setup.trainer_dir / GAME.name).mkdir(parents=True)
     (setup.trainer_dir / GAME.name / "status.json").write_bytes(text)
     assert snapshot(api).trainer is None
+
+
+def test_a_status_that_cannot_be_read_stops_nothing_else(api: Api, setup: Setup) -> None:
+    (setup.trainer_dir / GAME.name / "status.json").mkdir(parents=True)
+    assert snapshot(api).trainer is None
+    assert [api.get(path).status for path in ("/v1/games", "/metrics")] == [200, 200]
 
 
 def test_nothing_is_computed_for_a_game_that_nobody_changed(
@@ -361,6 +439,20 @@ def test_watchers_are_told_also_when_somebody_polls(api: Api, monkeypatch: pytes
         while True:
             await api.send("GET", STATS)
             await asyncio.sleep(0.01)
+
+    api.loop.run_until_complete(scenario())
+
+
+def test_however_many_ask_at_once_so_many_streams_are_opened(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(live, "MAX_WATCHERS", 3)
+
+    async def scenario() -> None:
+        async with AsyncExitStack() as stack:
+            asked = [await stack.enter_async_context(watching(api)) for _ in range(8)]
+            async with asyncio.timeout(10):
+                while not all(stream.status for stream, _ in asked):
+                    await asyncio.sleep(0.01)
+            assert sorted(stream.status for stream, _ in asked) == [200] * 3 + [503] * 5
 
     api.loop.run_until_complete(scenario())
 

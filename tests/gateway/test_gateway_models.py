@@ -1,7 +1,9 @@
 """Published models over HTTP, and actions asked of the server."""
 
 import json
+import threading
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -16,6 +18,7 @@ from sparring.gateway.routes import models
 from sparring.networks.policy import Policy
 from sparring.networks.spec import Categorical, Dense, QValues, Squashed
 from sparring.registry.manifest import Manifest
+from sparring.registry.registry import RegistryError
 
 MODELS = f"/v1/games/{GAME.name}/models"
 ACT = f"/v1/games/{GAME.name}/act"
@@ -41,7 +44,6 @@ def test_nothing_published(api: Api) -> None:
     assert api.get(MODELS).json() == []
     reply = api.get(f"{MODELS}/bot/latest")
     assert (reply.status, reply.headers["content-type"]) == (404, "application/problem+json")
-    assert api.request("POST", ACT, json.dumps({"obs": [[0, 0, 0, 0]]}).encode(), JSON).status == 404
 
 
 def test_latest_moves_on_and_its_etag_with_it(api: Api, setup: Setup, policy: Policy) -> None:
@@ -69,6 +71,41 @@ def test_polling_latest_does_not_ask_the_registry_each_time(
     monkeypatch.setattr(setup.registry, "latest", lambda *names: asked.append(names) or look(*names))
     assert [api.get(f"{MODELS}/bot/latest").status for _ in range(20)] == [200] * 20
     assert asked == [(GAME.name, "bot")]
+
+
+@pytest.mark.parametrize(
+    ("question", "path"),
+    [("latest", f"{MODELS}/bot/latest"), ("serving", f"{MODELS}/bot/serving"), ("ab", f"/v1/games/{GAME.name}/ab")],
+)
+def test_while_the_registry_is_slow_or_away_what_was_known_is_served(
+    api: Api, setup: Setup, policy: Policy, monkeypatch: pytest.MonkeyPatch, question: str, path: str
+) -> None:
+    monkeypatch.setattr(models, "PATIENCE", 0.0)
+    monkeypatch.setattr(models, "FRESH", 1.0)
+    publish(setup, policy)
+    known, clock, asked, begun, go_on = api.get(path), [100.0], list[str](), threading.Event(), threading.Event()
+    assert known.status == 200
+    parts = api.app.state.parts.models
+    monkeypatch.setattr(parts, "clock", lambda: clock[0])
+
+    def hangs(*names: str) -> None:
+        asked.append(question)
+        begun.set()
+        assert go_on.wait(30)
+        raise RegistryError("no network")
+
+    parts.moved(GAME.name)
+    assert api.get(path).body == known.body
+    monkeypatch.setattr(setup.registry, question, hangs)
+    for _ in range(3):  # one look for all who ask meanwhile
+        clock[0] += models.FRESH + 1
+        assert api.get(path).body == known.body
+    assert begun.wait(30)
+    assert asked == [question]
+    go_on.set()
+    for _ in range(3):
+        clock[0] += models.FRESH + 1
+        assert api.get(path).body == known.body
 
 
 def test_files_are_those_that_were_published(api: Api, setup: Setup, policy: Policy) -> None:
@@ -126,6 +163,19 @@ def test_the_list_of_models(api: Api, setup: Setup, policy: Policy) -> None:
     rows = msgspec.json.decode(api.get(MODELS).body, type=list[ModelInfo])
     assert [(r.model, r.versions) for r in rows] == [("bot", [1, 2]), ("other", [1])]
     assert rows[0].latest == newest
+
+
+def test_a_damaged_manifest_hides_nothing_else(
+    api: Api, setup: Setup, policy: Policy, caplog: pytest.LogCaptureFixture
+) -> None:
+    publish(setup, policy)
+    damaged = Path(str(setup.registry)) / "games" / GAME.name / "models" / "bot" / "7"
+    damaged.mkdir()
+    (damaged / "manifest.json").write_bytes(b"{}")
+    stats = api.get(f"/v1/games/{GAME.name}/stats")
+    assert [version["version"] for version in stats.json()["versions"]] == [1]
+    assert [api.get(path).status for path in ("/v1/games", "/metrics")] == [200, 200]
+    assert sum("passing over version 7" in message for message in caplog.messages) == 1
 
 
 def ask(api: Api, obs: Any, game: Game = GAME, **fields: Any) -> Actions:
@@ -202,11 +252,74 @@ def test_every_kind_of_game_can_be_asked(
     assert msgspec.msgpack.decode(raw.body, type=Actions).action == answer.action
 
 
+UNBOUNDED = (Box((3,)), Box((2,)), None)
+
+
+@pytest.mark.parametrize("kind", [*SPACES, "unbounded"])
+@pytest.mark.parametrize("explore", [False, True])
+def test_actions_are_random_until_a_version_is_published(
+    api: Api, setup: Setup, random_policy: Callable[..., Policy], kind: str, explore: bool
+) -> None:
+    observation, action, head = SPACES.get(kind, UNBOUNDED)
+    game = Game("Kind", observation, action)
+    api.register(game)
+    obs = np.zeros(200, observation.element)
+    body = Act(obs=obs.tobytes(), explore=explore)
+    reply = api.request("POST", "/v1/games/Kind/act", msgspec.msgpack.encode(body), MSGPACK)
+    first = msgspec.msgpack.decode(reply.body, type=Actions)
+    assert (reply.status, first.model, first.version) == (200, "random", 0)
+    column = np.asarray(first.action, action.element.base)
+    assert action.problem(column) is None
+    assert len(np.unique(column, axis=0)) > 2
+    assert first.log_prob is not None
+    assert len(first.log_prob) == 200
+    if not isinstance(action, Box):
+        count = len(np.unique(column, axis=0))
+        assert first.log_prob[0] == pytest.approx(-np.log(count))
+    assert first.note == (
+        "no version is published yet, so these actions are random. Send model, version and log_prob back with the "
+        "fragment that they are in: then they count as a bot's, without them as a person's"
+    )
+    if head is None:
+        return
+    publish(setup, random_policy(game, (Dense(8, "tanh"),), head))
+    reply = api.request("POST", "/v1/games/Kind/act", msgspec.msgpack.encode(body), MSGPACK)
+    answer = msgspec.msgpack.decode(reply.body, type=Actions)
+    assert (answer.model, answer.version, answer.note) == ("bot", 1, msgspec.UNSET)
+
+
+@pytest.mark.parametrize("fields", [{"model": "nobody"}, {"model": "random"}, {"version": 1}, {"model": "../x"}])
+def test_only_the_model_that_all_get_plays_at_random(api: Api, fields: dict[str, Any]) -> None:
+    body = json.dumps({"obs": [[0, 0, 0, 0]], **fields}).encode()
+    reply = api.request("POST", ACT, body, JSON)
+    assert reply.status == 404
+    assert str(fields.get("model", "version 1")) in reply.json()["detail"]
+
+
+def test_random_actions_take_no_more_memory_than_learned_ones(api: Api) -> None:
+    game = Game("Wide", Box((1,)), Box((1000,), low=-1.0, high=1.0))
+    api.register(game)
+    assert len(ask(api, [[0]] * 262, game).action) == 262
+    reply = api.request("POST", "/v1/games/Wide/act", json.dumps({"obs": [[0]] * 263}).encode(), JSON)
+    assert reply.status == 422
+    assert reply.json()["detail"] == (
+        "263 random actions of 1000 numbers each, at most 262144 numbers are given at once: ask for fewer actions"
+    )
+
+
+def test_a_random_action_is_for_an_observation_of_the_game(api: Api) -> None:
+    reply = api.request("POST", ACT, json.dumps({"obs": [[11, 0, 0, 0]]}).encode(), JSON)
+    assert reply.status == 422
+    assert "above" in reply.json()["detail"]
+
+
 @pytest.mark.parametrize(
     ("body", "status", "words"),
     [
         ({}, 422, "obs"),
         ({"obs": []}, 422, "0 observations"),
+        ({"obs": {"a": 1}}, 422, "obs is no list: send a list of observations, also for one of them"),
+        ({"obs": 7}, 422, "obs is no list: send a list of observations, also for one of them"),
         ({"obs": [[0, 0, 0, 0]] * 4097}, 422, "4097 observations"),
         ({"obs": [0, 0, 0, 0]}, 422, "a list of 4"),
         ({"obs": [[0, 0, 0]]}, 422, "a list of 4"),

@@ -16,6 +16,7 @@ from sparring.gateway.routes.fragments import EXAMPLE_UPLOAD
 from sparring.gateway.routes.games import CARTPOLE, EXAMPLE_GAME
 from sparring.networks.policy import Policy
 from sparring.networks.spec import Dense, QValues
+from sparring.registry.ab import AbResults
 from sparring.registry.registry import Registry
 
 pytestmark = pytest.mark.real
@@ -25,7 +26,11 @@ HERE = Path(__file__).parent
 @pytest.fixture
 def port(tmp_path: Path, random_policy: Callable[..., Policy]) -> Iterator[int]:
     """A platform on which CartPole was played: what the description's examples are about is there."""
-    Registry(tmp_path / "registry").publish(random_policy(CARTPOLE, (Dense(4),), QValues()), algorithm="dqn")
+    registry, policy = Registry(tmp_path / "registry"), random_policy(CARTPOLE, (Dense(4),), QValues())
+    for model in ("bot", "bot", "careful"):
+        registry.publish(policy, algorithm="dqn", model=model)
+    registry.start_ab("CartPole-v1", {"bot": 0.5, "careful": 0.5}, by="person")
+    registry.stop_ab("CartPole-v1", results=AbResults([], 0.95, "no clear difference yet"), by="person")
     with gateway(tmp_path) as (port, _):
         assert send(port, "PUT", "/v1/games/CartPole-v1", EXAMPLE_GAME)[0] == 201
         assert send(port, "PUT", "/v1/games/Spare", {**EXAMPLE_GAME, "name": "Spare"})[0] == 201
@@ -37,12 +42,14 @@ def send(port: int, method: str, path: str, body: Any) -> tuple[int, bytes]:
     return ask(port, method, path, json.dumps(body).encode(), {"content-type": "application/json"})
 
 
-def test_requests_made_from_the_description_meet_no_surprise(port: int, tmp_path: Path) -> None:
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("examples", [12, pytest.param(60, marks=pytest.mark.slow)])
+def test_requests_made_from_the_description_meet_no_surprise(port: int, tmp_path: Path, examples: int) -> None:
     command = [Path(sys.executable).parent / "st", "--config-file", HERE / "schemathesis.toml", "run"]
-    command += [f"http://127.0.0.1:{port}/v1/openapi.json", "--phases", "examples,coverage,fuzzing", "-n", "60"]
-    command += ["--seed", "1", "--request-timeout", "20", "--warnings", "off"]
+    command += [f"http://127.0.0.1:{port}/v1/openapi.json", "--phases", "examples,coverage,fuzzing"]
+    command += ["-n", str(examples), "--seed", "1", "--request-timeout", "20", "--warnings", "off"]
     done = subprocess.run(
-        list(map(str, command)), cwd=tmp_path, capture_output=True, text=True, timeout=280, check=False
+        list(map(str, command)), cwd=tmp_path, capture_output=True, text=True, timeout=560, check=False
     )
     assert done.returncode == 0, done.stdout[-5000:] + done.stderr[-2000:]
     assert "No issues found" in done.stdout
@@ -142,8 +149,15 @@ ACTS = [
         {"explore": 1},
         {"surprise": 1},
         {"model": "a b"},
+        {"alias": "a b"},
+        {"alias": "stable", "version": 1},
+        {"player": ""},
+        {"episode": "x" * 201},
     )
 ]
+BECAUSE = [{"reason": "x" * 1001}, {"reason": None}, {"by": ""}, {"by": "x" * 101}, {"surprise": 1}]
+SHARES = {"shares": {"bot": 0.5, "careful": 0.5}}
+STARTS = [{"shares": {"bot": 1}}, {"shares": {"bot": 0.5, "a b": 0.5}}, {"shares": {"bot": "0.5", "careful": 0.5}}, {}]
 
 
 @pytest.mark.parametrize(
@@ -152,13 +166,23 @@ ACTS = [
         ("PUT", "/v1/games/{game}", EXAMPLE_GAME, GAMES),
         ("POST", "/v1/games/{game}/fragments", EXAMPLE_UPLOAD, UPLOADS),
         ("POST", "/v1/games/{game}/act", {"obs": [[0, 0, 0, 0]]}, ACTS),
+        (
+            "PUT",
+            "/v1/games/{game}/models/{model}/aliases/{alias}",
+            {"version": 1},
+            [{}, *({"version": 1, **wrong} for wrong in (*BECAUSE, {"version": 0}, {"expected": 0}, {"share": 1.5}))],
+        ),
+        ("POST", "/v1/games/{game}/models/{model}/rollback", {}, [*BECAUSE, {"expected": None}, {"expected": 0}]),
+        ("POST", "/v1/games/{game}/models/{model}/pin", {"version": None}, [*BECAUSE, {"version": 0}]),
+        ("POST", "/v1/games/{game}/models/{model}/unpin", {}, [*BECAUSE, {"version": 1}]),
+        ("POST", "/v1/games/{game}/ab", SHARES, [*STARTS, *(SHARES | wrong for wrong in BECAUSE)]),
     ],
 )
 def test_the_description_is_as_strict_as_the_server(port: int, method: str, path: str, good: Any, bad: Any) -> None:
     document = json.loads(ask(port, "GET", "/v1/openapi.json")[1])
     schema = document["paths"][path][method.lower()]["requestBody"]["content"]["application/json"]["schema"]
     validator = jsonschema.Draft202012Validator({**schema, "components": document["components"]})
-    address = path.replace("{game}", "CartPole-v1")
+    address = path.replace("{game}", "CartPole-v1").replace("{model}", "bot").replace("{alias}", "easy")
     assert validator.is_valid(good)
     assert send(port, method, address, good)[0] == 200
     for body in bad:

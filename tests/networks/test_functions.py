@@ -1,6 +1,7 @@
 """What layers compute in JAX. NumPy's and ONNX's forms are tested against each other elsewhere."""
 
 from collections.abc import Callable
+from typing import Literal
 
 import jax
 import jax.numpy as jnp
@@ -10,13 +11,16 @@ import pytest
 from sparring.games import Box, Discrete, Game
 from sparring.networks.functions import convolve, dense, product, torso
 from sparring.networks.policy import Policy
-from sparring.networks.spec import Categorical, Dense
+from sparring.networks.spec import Categorical, Conv, Dense
 
 
-def plain(x: jax.Array, w: jax.Array, stride: int) -> jax.Array:
-    return jax.lax.conv_general_dilated(x, w, (stride, stride), "VALID", dimension_numbers=("NHWC", "HWIO", "NHWC"))
+def plain(x: jax.Array, w: jax.Array, stride: int, padding: str) -> jax.Array:
+    """XLA's SAME is TensorFlow's."""
+    strides, dimensions = (stride, stride), ("NHWC", "HWIO", "NHWC")
+    return jax.lax.conv_general_dilated(x, w, strides, padding.upper(), dimension_numbers=dimensions)
 
 
+@pytest.mark.parametrize("padding", ["valid", "same"])
 @pytest.mark.parametrize(
     ("size", "channels", "filters", "kernel", "stride"),
     [
@@ -32,18 +36,25 @@ def plain(x: jax.Array, w: jax.Array, stride: int) -> jax.Array:
         ((11, 12), 3, 4, 5, 3),
         ((11, 8), 3, 4, 2, 3),  # pixels between kernels
         ((10, 10), 1, 32, 4, 2),  # few channels, many filters
+        ((5, 5), 3, 6, 5, 1),  # one output
+        ((5, 6), 3, 6, 4, 3),
     ],
 )
 def test_convolutions_and_their_gradients(
-    size: tuple[int, int], channels: int, filters: int, kernel: int, stride: int
+    size: tuple[int, int], channels: int, filters: int, kernel: int, stride: int, padding: Literal["valid", "same"]
 ) -> None:
     rng = np.random.default_rng(0)
     x = rng.standard_normal((3, *size, channels), np.float32)
     w = rng.standard_normal((kernel, kernel, channels, filters), np.float32)
 
-    expected, pull_expected = jax.vjp(lambda x, w: plain(x, w, stride), x, w)
-    found, pull_found = jax.vjp(lambda x, w: convolve(x, w, stride), x, w)
-    assert found.shape == expected.shape
+    layer = Conv(filters, kernel, stride, "linear", padding)
+    pads = layer.pads(size[0]), layer.pads(size[1])
+
+    expected, pull_expected = jax.vjp(lambda x, w: plain(x, w, stride, padding), x, w)
+    found, pull_found = jax.vjp(lambda x, w: convolve(x, w, stride, pads), x, w)
+    assert found.shape == expected.shape == (3, *layer.output((*size, channels)))
+    acted = layer.bind_numpy({"w": w, "b": np.zeros(filters, np.float32)})(x)
+    np.testing.assert_allclose(acted, expected, atol=1e-4)
     np.testing.assert_allclose(found, expected, atol=1e-4)
     change = jnp.asarray(rng.standard_normal(expected.shape, np.float32))
     for ours, theirs in zip(pull_found(change), pull_expected(change), strict=True):
@@ -59,6 +70,16 @@ def test_learners_see_what_actors_see(random_policy: Callable[..., Policy]) -> N
     np.testing.assert_allclose(dense(policy.params, "head", hidden), policy.outputs(obs), rtol=1e-4, atol=1e-5)
     plain = tuple(Dense(layer.units, layer.activation) for layer in layers)
     assert not np.allclose(torso(plain, policy.params, jnp.asarray(obs)), hidden, atol=0.1)
+
+
+def test_learners_see_padded_images_as_actors_do(random_policy: Callable[..., Policy]) -> None:
+    game = Game("g", Box((13, 10, 3), "uint8"), Discrete(3))
+    layers = (Conv(4, 6, 4, "silu", "same"), Conv(5, 3, 2, padding="same"), Conv(8, 2))
+    policy = random_policy(game, layers, Categorical(), normalised=False)
+    obs = np.random.default_rng(0).integers(0, 256, (7, 13, 10, 3), np.uint8)
+    hidden = torso(layers, policy.params, jnp.asarray(obs))
+    assert hidden.shape == (7, 8)
+    np.testing.assert_allclose(dense(policy.params, "head", hidden), policy.outputs(obs), rtol=1e-4, atol=1e-5)
 
 
 def test_products_in_bfloat16() -> None:

@@ -26,7 +26,7 @@ from sparring.export import onnx, weights
 from sparring.games import Box, Discrete, Game
 from sparring.networks.actor_critic import critic_shapes, critics
 from sparring.networks.functions import dense, init_params, torso
-from sparring.networks.layers import find_layer
+from sparring.networks.layers import decode, find_layer
 from sparring.networks.policy import Policy, features
 from sparring.networks.spec import Categorical, Conv, Dense, Layer, param_shapes
 from sparring.policies import evaluate
@@ -68,7 +68,7 @@ def test_jax_numpy_and_onnx_agree(name: str, random_policy: Callable[..., Policy
 
     session = onnxruntime.InferenceSession(onnx.render(policy), providers=["CPUExecutionProvider"])
     noise = policy.noise(np.random.default_rng(1), len(obs))
-    greedy, sampled, log_prob = session.run(None, {"obs": obs, "noise": noise})
+    greedy, sampled, log_prob = session.run(["action", "sampled", "log_prob"], {"obs": obs, "noise": noise})
     action, expected = policy.act(obs, noise)
     np.testing.assert_array_equal(greedy, policy.act(obs)[0])
     np.testing.assert_array_equal(sampled, action)
@@ -157,10 +157,10 @@ def test_it_learns(tmp_path: Path) -> None:
     """Gradients reach every one of a layer's parameters."""
     layers = [{"layer": "outside_layers:Gate", "units": 8}]
     config = {"name": "dqn", "layers": layers, "learning_starts": 64, "batch": 16, "replay": 3000}
-    told = Experiment(
+    experiment = Experiment(
         game="CartPole-v1", algorithm=config, iteration=200, stop=Stop(iterations=2), out=str(tmp_path / "run")
     )
-    run = loop.train(told)
+    run = loop.train(experiment)
     assert run.experiment.algorithm["layers"] == [layers[0] | {"activation": "outside_layers:elu"}]
     policy = run.policy()
     algorithm = algorithms.create("dqn", policy.game, run.experiment.hyperparameters)
@@ -204,7 +204,7 @@ def test_weights_do_not_choose_what_is_imported(
 
 
 @pytest.mark.parametrize(
-    ("layer", "told"),
+    ("layer", "message"),
     [
         ({"layer": "outside_layers:Gat", "units": 3}, "has no 'Gat', did you mean 'Gate'"),
         ({"layer": "no_such_module:Gate"}, "cannot import 'no_such_module'"),
@@ -221,8 +221,8 @@ def test_weights_do_not_choose_what_is_imported(
         ({"layer": "dense", "units": 3, "activation": "outside_layers:Gate"}, "a value of the class Activation"),
     ],
 )
-def test_what_is_wrong_with_a_layer_is_said(tmp_path: Path, layer: dict[str, object], told: str) -> None:
-    with pytest.raises(InputError, match=told):
+def test_what_is_wrong_with_a_layer_is_said(tmp_path: Path, layer: dict[str, object], message: str) -> None:
+    with pytest.raises(InputError, match=message):
         loop.train(
             Experiment(game="CartPole-v1", algorithm={"name": "dqn", "layers": [layer]}, out=str(tmp_path / "r"))
         )
@@ -240,13 +240,16 @@ def test_workers_and_files_get_by_without_jax() -> None:
 
 
 def test_layers_are_written_as_ever() -> None:
-    """Runs, checkpoints and published weights of earlier versions have these words."""
-    written = msgspec.json.encode((Dense(64, "tanh"), Conv(32, 8, 4), Gate(8)))
-    assert written == (
+    """Runs, checkpoints and published weights of earlier versions have these words, without `padding`."""
+    layers = Dense(64, "tanh"), Conv(32, 8, 4), Gate(8)
+    written = (
         b'[{"layer":"dense","units":64,"activation":"tanh","norm":false},'
-        b'{"layer":"conv","filters":32,"kernel":8,"stride":4,"activation":"relu"},'
+        b'{"layer":"conv","filters":32,"kernel":8,"stride":4,"activation":"relu","padding":"valid"},'
         b'{"layer":"outside_layers:Gate","units":8,"activation":"outside_layers:elu"}]'
     )
+    assert msgspec.json.encode(layers) == written
+    earlier = written.replace(b',"padding":"valid"', b"")
+    assert msgspec.json.decode(earlier, type=tuple[Layer, ...], dec_hook=decode) == layers
     assert find_layer("dense") is Dense
 
 

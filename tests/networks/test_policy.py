@@ -65,6 +65,26 @@ def test_duelling_does_not_move_the_mean() -> None:
     np.testing.assert_allclose(policy.outputs(np.zeros((1, 1), np.float32)), [[8, 9, 13]])
 
 
+def test_each_part_of_an_action_is_greedy_and_explored_by_itself() -> None:
+    policy, n = fixed(MultiDiscrete((2, 3)), QValues(), [0.0, 1.0, 5.0, 0.0, 2.0], 0.3), 40_000
+    action, log_prob = sample(policy, n)
+    joint = np.outer([0.15, 0.85], [0.8, 0.1, 0.1])
+    found = np.zeros((2, 3))
+    np.add.at(found, (action[:, 0], action[:, 1]), 1 / n)
+    np.testing.assert_allclose(found, joint, atol=5 * np.sqrt(0.25 / n))
+    np.testing.assert_allclose(np.exp(log_prob), joint[action[:, 0], action[:, 1]], rtol=1e-4)
+    assert policy.act(np.zeros((1, 1), np.float32))[0].tolist() == [[1, 0]]
+    assert [part.tolist() for part in policy.values(np.zeros(1))] == [[0, 1], [5, 0, 2]]
+    np.testing.assert_allclose(policy.probabilities(np.zeros(1))[1], [0.8, 0.1, 0.1], rtol=1e-6)
+
+
+def test_duelling_centres_each_part() -> None:
+    policy = fixed(
+        MultiDiscrete((2, 3)), QValues(duelling=True), [1.0, 3.0, 1.0, 2.0, 6.0], **{"head.value.b": np.float32([10])}
+    )
+    np.testing.assert_allclose(policy.outputs(np.zeros((1, 1), np.float32)), [[9, 11, 8, 9, 13]])
+
+
 def test_sampling_follows_softmax() -> None:
     logits = np.array([2.0, 0.0, -1.0, 0.5])
     chance, n = np.exp(logits) / np.exp(logits).sum(), 40_000
@@ -201,6 +221,17 @@ def test_convolution_is_what_it_says() -> None:
     np.testing.assert_allclose(Policy(game, layers, QValues(), params).outputs(obs), expected, rtol=1e-3, atol=1e-4)
 
 
+def test_padding_puts_the_larger_half_below_and_right() -> None:
+    """As TensorFlow has it, with what it says for kernels of ones: each output counts the pixels that it sees."""
+    counts = {(5, 4, 2): [3, 4, 2], (6, 3, 2): [3, 3, 2], (5, 2, 3): [2, 2], (3, 7, 1): [3, 3, 3], (7, 1, 3): [1, 1, 1]}
+    for (size, kernel, stride), expected in counts.items():
+        layer = Conv(1, kernel, stride, "linear", "same")
+        ones = {"w": np.ones((kernel, kernel, 1, 1), np.float32), "b": np.zeros(1, np.float32)}
+        found = layer.bind_numpy(ones)(np.ones((1, size, 9, 1), np.float32))[0, :, -(-9 // stride) // 2, 0]
+        assert (found / kernel).tolist() == expected, (size, kernel, stride)
+        assert layer.output((size, 9, 1))[0] == len(expected)
+
+
 def test_normalised_observations_are_clipped(random_policy: MakePolicy) -> None:
     game = Game("g", Box((2,)), Discrete(2))
     policy = random_policy(game, (Dense(4, "tanh"),), QValues())
@@ -312,7 +343,7 @@ def test_a_box_action_for_one_observation_has_the_actions_shape() -> None:
 
 
 @pytest.mark.parametrize(
-    ("space", "obs", "told"),
+    ("space", "obs", "message"),
     [
         (Box((4,)), np.zeros(3), r"expected shape \(4,\), or \(n, 4\) for a batch, got \(3,\)"),
         (Box((4,)), np.zeros((2, 2, 4)), r"got \(2, 2, 4\)"),
@@ -335,8 +366,8 @@ def test_a_box_action_for_one_observation_has_the_actions_shape() -> None:
         (Dict({"a": Discrete(2), "b": Box((2,))}), [{"a": 1, "b": 0.0}] * 2, r"observation\.b: expected shape \(2,\)"),
     ],
 )
-def test_an_observation_that_does_not_fit_is_refused_with_what_was_expected(space: Any, obs: Any, told: str) -> None:
-    with pytest.raises(InputError, match=told):
+def test_an_observation_that_does_not_fit_is_refused_with_what_was_expected(space: Any, obs: Any, message: str) -> None:
+    with pytest.raises(InputError, match=message):
         seeing(space).act(obs)
 
 

@@ -4,9 +4,9 @@
 make it anew: it is only worth something as long as it is old. Keyspaces: tests/store/test_cassandra.py.
 """
 
+import shutil
 import subprocess
 import sys
-import tarfile
 from pathlib import Path
 
 import pytest
@@ -21,8 +21,7 @@ GAME = "CartPole-v1"
 
 @pytest.fixture
 def older(tmp_path: Path) -> Path:
-    with tarfile.open(Path(__file__).parent / "files-0.1.tar.gz") as archive:
-        archive.extractall(tmp_path, filter="data")
+    shutil.unpack_archive(Path(__file__).parent / "files-0.1.tar.gz", tmp_path)
     return tmp_path
 
 
@@ -41,6 +40,8 @@ def test_an_older_store_is_read_and_written(older: Path) -> None:
         fragments = store.tail(GAME, 0, 1000).fragments
         assert len(fragments) == 120
         assert len(store.episodes(GAME)) == 120
+        bots = sum(f.steps for f in fragments if f.model is not None)
+        assert store.stats(GAME).bot_steps == sum(p.bot_steps for p in store.players(GAME)) == bots
         again = fragments[0]
         assert store.append([again]) == [Outcome.DUPLICATE]
         assert store.append([type(again)(**{**as_fields(again), "id": new_id()})]) == [Outcome.STORED]

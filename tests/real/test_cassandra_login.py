@@ -8,7 +8,7 @@ from pathlib import Path
 import psutil
 import pytest
 from servers import CassandraNode, cassandra_node
-from test_platform import get, platform, run, until
+from test_platform import get, platform, players, run, until
 
 from sparring.errors import InputError
 from sparring.store import StoreAway, open_store
@@ -51,17 +51,18 @@ def test_with_login_and_tls_all_is_as_ever_and_nobody_sees_the_password(
 ) -> None:
     monkeypatch.setenv("CASSANDRA_PASSWORD", PASSWORD)
     address = guarded.address()
-    told = [run("store", "init", address), run("store", "stats", address)]
+    calls = [run("store", "init", address), run("store", "stats", address)]
     with platform(tmp_path / "data", "--store", address) as (url, process):
-        told.append(run("play", "CartPole-v1", "--server", url, "--players", "2", "--episodes", "20", "--seed", "1"))
-        until(lambda: get(url, "/v1/games/CartPole-v1/stats")["latest"], "a version")
+        calls.append(run("play", "CartPole-v1", "--server", url, "--players", "2", "--episodes", "20", "--seed", "1"))
+        with players(url, "CartPole-v1", "--players", "2"):
+            until(lambda: get(url, "/v1/games/CartPole-v1/stats")["latest"], "a version")
         family = [psutil.Process(process.pid), *psutil.Process(process.pid).children(recursive=True)]
         assert len(family) >= 2  # the trainer, too, has logged in
         words = [word for one in family for word in one.cmdline()]
-    told.append(run("store", "stats", address))
-    assert all(done.returncode == 0 for done in told), [done.stderr for done in told]
-    assert "CartPole-v1" in told[-1].stdout
-    texts = [done.stdout + done.stderr for done in told]
+    calls.append(run("store", "stats", address))
+    assert all(done.returncode == 0 for done in calls), [done.stderr for done in calls]
+    assert "CartPole-v1" in calls[-1].stdout
+    texts = [done.stdout + done.stderr for done in calls]
     texts += [path.read_bytes().decode(errors="replace") for path in (tmp_path / "data").rglob("*") if path.is_file()]
     assert address in words
     assert not [text for text in (*words, *texts) if PASSWORD in text]

@@ -25,7 +25,7 @@ from pathlib import Path
 from sparring import platform
 from sparring.heartbeat import Patience
 logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(message)s")  # as `sparring up` does
-platform.up(Path(sys.argv[1]), port=0, patience=Patience(told=float(sys.argv[2]), killed=float(sys.argv[3])))
+platform.up(Path(sys.argv[1]), port=0, patience=Patience(reported=float(sys.argv[2]), killed=float(sys.argv[3])))
 """
 
 
@@ -77,12 +77,14 @@ class Site:
 
 
 @contextmanager
-def platform(path: Path, told: float, killed: float) -> Iterator[Site]:
+def platform(path: Path, reported: float, killed: float) -> Iterator[Site]:
     with closing(SqliteStore(path / "data" / "store.db")) as store:
         store.register(GAME)
     site = Site(path / "data", path / "terminal")
     with site.terminal.open("wb") as terminal:
-        process = subprocess.Popen([sys.executable, "-c", UP, str(site.data), str(told), str(killed)], stderr=terminal)
+        process = subprocess.Popen(
+            [sys.executable, "-c", UP, str(site.data), str(reported), str(killed)], stderr=terminal
+        )
     try:
         yield site
     finally:
@@ -94,7 +96,7 @@ def platform(path: Path, told: float, killed: float) -> Iterator[Site]:
 
 @pytest.mark.real
 def test_the_terminal_says_that_the_trainer_is_silent_and_that_it_is_back(tmp_path: Path) -> None:
-    with platform(tmp_path, told=4.0, killed=3600.0) as site:
+    with platform(tmp_path, reported=4.0, killed=3600.0) as site:
         trainer = site.trainer()
         os.kill(trainer, signal.SIGSTOP)
         site.says(f"the trainer (process {trainer}) has given no sign of life for 4 s")
@@ -106,12 +108,14 @@ def test_the_terminal_says_that_the_trainer_is_silent_and_that_it_is_back(tmp_pa
 
 @pytest.mark.real
 def test_a_trainer_that_hangs_is_killed_and_replaced(tmp_path: Path) -> None:
-    with platform(tmp_path, told=2.0, killed=4.0) as site:
+    with platform(tmp_path, reported=2.0, killed=4.0) as site:
         trainer = site.trainer()
         os.kill(trainer, signal.SIGSTOP)
+        (site.data / "trainer.turn").write_text(f"0 {GAME.name}")
         site.says(f"the trainer (process {trainer}) gave no sign of life for 4 s: killed and replaced")
         assert site.trainer(but=trainer) != trainer  # which looks at the games, and says so
         assert trainer not in site.trainers()
+        until(lambda: "hung in this game's turn" in (site.data / "trainer.log").read_text(), site.terminal.read_text)
 
 
 class Clock:
@@ -137,14 +141,14 @@ def silent_for(watch: Watch, clock: Clock, seconds: int) -> bool:
 
 
 def test_a_process_has_longer_for_its_first_sign_of_life(clock: Clock, caplog: pytest.LogCaptureFixture) -> None:
-    with closing(Watch(Patience(told=5.0, killed=10.0, start=20.0))) as watch:
+    with closing(Watch(Patience(reported=5.0, killed=10.0, start=20.0))) as watch:
         assert not silent_for(watch, clock, 20)
         assert not caplog.records
         assert silent_for(watch, clock, 1)
 
 
 def test_a_machine_that_slept_is_not_a_trainer_that_hangs(clock: Clock, caplog: pytest.LogCaptureFixture) -> None:
-    with closing(Watch(Patience(told=5.0, killed=10.0, start=20.0))) as watch:
+    with closing(Watch(Patience(reported=5.0, killed=10.0, start=20.0))) as watch:
         heart = Heartbeat(os.dup(watch.pipe))
         heart.beat()
         assert not watch.hung(7)

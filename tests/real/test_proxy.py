@@ -205,9 +205,9 @@ def test_uploads_bots_and_live_updates_pass_through(
             assert next(live)[1]["stats"]["steps"] == 0
             played = play(client, fragments=6, steps=52)
             assert client.flush(60)
-            assert next(told for name, told in live if name == "stats" and told["stats"]["steps"] == played)
+            assert next(data for name, data in live if name == "stats" and data["stats"]["steps"] == played)
             site.registry.publish(random_policy(GAME, (Dense(8),), Categorical()), algorithm="none")
-            assert next(told["version"] for name, told in live if name == "version") == 1
+            assert next(data["version"] for name, data in live if name == "version") == 1
         bot = client.bot()
         assert bot.version == 1
         assert bot.act(np.zeros(20_000, np.uint8)) == client.act(np.zeros(20_000, np.uint8))
@@ -215,7 +215,7 @@ def test_uploads_bots_and_live_updates_pass_through(
         site.wait_for(played)
 
 
-def test_a_wrong_login_is_told_and_play_is_kept(site: Site, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_wrong_login_is_logged_and_play_is_kept(site: Site, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     with site.nginx():
         wrong = f"https://{NAME}:{site.port}"
         with Client(wrong, GAME, "anna", directory=tmp_path / "c") as client:

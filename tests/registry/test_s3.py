@@ -24,15 +24,14 @@ from aws_server import aws_server
 from s3_server import ENVIRONMENT, S3Server
 
 from sparring.aws import credentials as aws
-from sparring.aws.s3 import BLOCK, Bucket
+from sparring.aws.s3 import BLOCK, S3Bucket
 from sparring.aws.sign import sign
 from sparring.client import Client, Unavailable, public_bot
 from sparring.errors import InputError
+from sparring.export.weights import save
 from sparring.games import Box, Discrete, Game
 from sparring.gateway.app import background, create_app
 from sparring.networks.policy import Policy
-from sparring.networks.spec import Dense, QValues
-from sparring.registry import registry as module
 from sparring.registry.manifest import Manifest
 from sparring.registry.registry import Registry, RegistryError
 from sparring.store.memory import MemoryStore
@@ -64,15 +63,10 @@ def address(server: S3Server, request: pytest.FixtureRequest) -> str:
 
 
 @pytest.fixture
-def bucket(address: str) -> Bucket:
-    bucket = Bucket.parse(address)
+def bucket(address: str) -> S3Bucket:
+    bucket = S3Bucket.parse(address)
     list(bucket.init(public=True))
     return bucket
-
-
-@pytest.fixture
-def policy(random_policy: Callable[..., Policy]) -> Policy:
-    return random_policy(GAME, (Dense(8),), QValues(), exploration=0.1)
 
 
 def sparring(*words: str, **environment: str) -> "subprocess.CompletedProcess[str]":
@@ -85,7 +79,7 @@ def stranger(method: str, url: str, **options: Any) -> urllib3.BaseHTTPResponse:
     return urllib3.request(method, url, timeout=10, retries=False, **options)
 
 
-def signed(bucket: Bucket, method: str, path: str, body: bytes = b"", service: str = "s3") -> None:
+def signed(bucket: S3Bucket, method: str, path: str, body: bytes = b"", service: str = "s3") -> None:
     """As the bucket's owner."""
     credentials = aws.credentials()
     assert credentials is not None
@@ -98,7 +92,7 @@ def signed(bucket: Bucket, method: str, path: str, body: bytes = b"", service: s
 
 
 def test_init_opens_what_is_published_and_nothing_else(address: str, policy: Policy) -> None:
-    bucket = Bucket.parse(address)
+    bucket = S3Bucket.parse(address)
     assert sparring("registry", "init", address).returncode == 0
     theirs = {
         "Sid": "Theirs",
@@ -129,15 +123,15 @@ def test_init_opens_what_is_published_and_nothing_else(address: str, policy: Pol
     assert stranger("GET", pointer).json()["version"] == 1
 
 
-def test_what_readers_are_told(bucket: Bucket, address: str, policy: Policy) -> None:
+def test_what_readers_are_told(bucket: S3Bucket, address: str, policy: Policy) -> None:
     Registry(address).publish(policy, algorithm="dqn")
-    told = {
+    expected = {
         "latest.json": ("application/json", "public, max-age=5"),
         "1/manifest.json": ("application/json", "public, max-age=31536000, immutable"),
         "1/policy.onnx": ("application/octet-stream", "public, max-age=31536000, immutable"),
         "1/card.md": ("text/markdown; charset=utf-8", "public, max-age=31536000, immutable"),
     }
-    for name, headers in told.items():
+    for name, headers in expected.items():
         answer = stranger("GET", f"{bucket.public_url}/{MODEL}/{name}", headers={"Origin": "https://game.example"})
         assert (answer.headers["content-type"], answer.headers["cache-control"]) == headers
         assert answer.headers["access-control-allow-origin"] == "*"  # a game in a web page may load its bot
@@ -148,7 +142,7 @@ def test_what_readers_are_told(bucket: Bucket, address: str, policy: Policy) -> 
 def test_init_switches_off_the_block_of_public_policies_and_says_so() -> None:
     """As AWS sets it on every new bucket. The S3 server has no such thing; the AWS API server has."""
     with aws_server() as url:
-        bucket = Bucket.parse(f"s3://new-bucket/bots?region=eu-west-1&endpoint={url}")
+        bucket = S3Bucket.parse(f"s3://new-bucket/bots?region=eu-west-1&endpoint={url}")
         assert next(iter(bucket.init(public=False))) == "created the bucket new-bucket in eu-west-1"
         client = boto3.client("s3", endpoint_url=url, region_name="eu-west-1")
         every = dict.fromkeys(BLOCK, True)
@@ -162,7 +156,7 @@ def test_init_switches_off_the_block_of_public_policies_and_says_so() -> None:
 
 def test_init_does_not_publish_what_it_did_not_write(server: S3Server) -> None:
     address = server.address("with-other-things", "")
-    bucket = Bucket.parse(address)
+    bucket = S3Bucket.parse(address)
     list(bucket.init(public=False))
     signed(bucket, "PUT", "/games/save-of-anna.dat", b"private")
     done = sparring("registry", "init", address, "--public")
@@ -174,17 +168,17 @@ def test_init_does_not_publish_what_it_did_not_write(server: S3Server) -> None:
 @pytest.mark.parametrize("prefix", ["", "team-a/bots_v1.0"])
 def test_any_prefix(server: S3Server, policy: Policy, prefix: str, tmp_path: Path) -> None:
     address = server.address(f"prefix-{len(prefix)}", prefix)
-    list(Bucket.parse(address).init(public=True))
+    list(S3Bucket.parse(address).init(public=True))
     Registry(address).publish(policy, algorithm="dqn", model="hard.bot-2")
     assert Registry(address).models("CartPole-v1") == ["hard.bot-2"]
-    bot = public_bot(Bucket.parse(address).public_url, "CartPole-v1", "hard.bot-2", directory=tmp_path)
+    bot = public_bot(S3Bucket.parse(address).public_url, "CartPole-v1", "hard.bot-2", directory=tmp_path)
     assert (bot.model, bot.version) == ("hard.bot-2", 1)
 
 
 @pytest.mark.parametrize("prefix", ["*", "a/../b", "a//b", "${aws:username}", "a b", "é"])
 def test_a_prefix_cannot_open_more_than_itself(prefix: str) -> None:
     with pytest.raises(InputError, match="in the prefix"):
-        Bucket.parse(f"s3://games/{prefix}?region=eu-west-1")
+        S3Bucket.parse(f"s3://games/{prefix}?region=eu-west-1")
 
 
 @pytest.mark.parametrize(
@@ -199,7 +193,7 @@ def test_a_prefix_cannot_open_more_than_itself(prefix: str) -> None:
         ({"missing-bucket": "Bad_Name"}, {}, "no bucket's name"),
     ],
 )
-def test_wrong_input_is_told_at_once(
+def test_wrong_input_is_reported_at_once(
     server: S3Server, tmp_path: Path, change: dict[str, str], environment: dict[str, str], reason: str
 ) -> None:
     address = server.address("missing-bucket")
@@ -223,7 +217,7 @@ def test_commands_about_models_look_first(server: S3Server) -> None:
 
 
 def test_a_race_for_a_version_has_one_winner(
-    bucket: Bucket, address: str, policy: Policy, monkeypatch: pytest.MonkeyPatch
+    bucket: S3Bucket, address: str, policy: Policy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     together, attempts, lock = threading.Barrier(8), [], threading.Lock()
     put = Registry._put
@@ -268,10 +262,10 @@ for _ in range(10):
 """
 
 
-def test_latest_never_goes_back(bucket: Bucket, address: str, policy: Policy, tmp_path: Path) -> None:
+def test_latest_never_goes_back(bucket: S3Bucket, address: str, policy: Policy, tmp_path: Path) -> None:
     """Four processes publish; a stranger watches."""
     weights = tmp_path / "policy.safetensors"
-    weights.write_bytes(module.weights.save(policy))
+    weights.write_bytes(save(policy))
     words = [sys.executable, "-c", PUBLISHER, address, str(weights)]
     publishers = [subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) for _ in range(4)]
     for publisher in publishers:
@@ -304,7 +298,7 @@ def test_latest_never_goes_back(bucket: Bucket, address: str, policy: Policy, tm
     assert latest.version == 40
 
 
-def test_a_deleted_game_leaves_the_bucket(bucket: Bucket, address: str, policy: Policy) -> None:
+def test_a_deleted_game_leaves_the_bucket(bucket: S3Bucket, address: str, policy: Policy) -> None:
     registry = Registry(address)
     for _ in range(2):
         registry.publish(policy, algorithm="dqn")
@@ -320,7 +314,7 @@ def test_a_deleted_game_leaves_the_bucket(bucket: Bucket, address: str, policy: 
 
 
 def test_a_slow_publisher_does_not_move_latest_back(
-    bucket: Bucket, address: str, policy: Policy, monkeypatch: pytest.MonkeyPatch
+    bucket: S3Bucket, address: str, policy: Policy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Version 1 comes to latest.json after version 2, and had read it before version 2 wrote it."""
     slow, quick = Registry(address), Registry(address)
@@ -337,7 +331,7 @@ def test_a_slow_publisher_does_not_move_latest_back(
 
 
 def test_a_write_that_is_sent_twice(
-    bucket: Bucket, address: str, policy: Policy, monkeypatch: pytest.MonkeyPatch
+    bucket: S3Bucket, address: str, policy: Policy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its first answer was lost: the server has it, and refuses the repetition as a conflict."""
     put = obstore.put
@@ -356,7 +350,7 @@ def test_a_write_that_is_sent_twice(
 
 
 def test_a_bot_from_the_bucket_alone(
-    bucket: Bucket, address: str, policy: Policy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    bucket: S3Bucket, address: str, policy: Policy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in ENVIRONMENT:
         monkeypatch.delenv(name)
@@ -379,7 +373,7 @@ def test_a_bot_from_the_bucket_alone(
 
 
 def test_a_client_follows_the_bucket_while_it_records_to_the_gateway(
-    bucket: Bucket, address: str, policy: Policy, tmp_path: Path
+    bucket: S3Bucket, address: str, policy: Policy, tmp_path: Path
 ) -> None:
     store, registry = MemoryStore(), Registry(address)
     registry.publish(policy, algorithm="dqn")
@@ -396,6 +390,17 @@ def test_a_client_follows_the_bucket_while_it_records_to_the_gateway(
             action = bot.act([0.0, 0.0, 0.0, 0.0])
             client.record([0.0] * 4, action, 1.0, True, False, [0.0] * 4)
         assert bot.version == 2
+        registry.publish(policy, algorithm="dqn", model="careful")
+        registry.start_ab("CartPole-v1", {"bot": 1e-9, "careful": 1 - 1e-9}, by="person")
+        while bot.model == "bot" and time.monotonic() < until:
+            bot.act([0.0, 0.0, 0.0, 0.0])
+        assert (bot.model, bot.version) == ("careful", 1)
+        assert registry.stop_ab("CartPole-v1", "careful", by="person").ended is not None
+        while (bot.model, bot.version) != ("bot", 3) and time.monotonic() < until:
+            bot.act([0.0, 0.0, 0.0, 0.0])
+        assert (bot.model, bot.version) == ("bot", 3)  # what was kept
+        with pytest.raises(InputError, match="nonesuch"):
+            client.bot("nonesuch")
         assert client.flush()
     assert store.stats("CartPole-v1").steps > 0
 
@@ -414,7 +419,7 @@ def mortal(tmp_path: Path) -> Iterator[S3Server]:
 
 def test_killed_while_publishing(mortal: S3Server, policy: Policy, monkeypatch: pytest.MonkeyPatch) -> None:
     address = mortal.address("games")
-    bucket = Bucket.parse(address)
+    bucket = S3Bucket.parse(address)
     list(bucket.init(public=True))
     registry = Registry(address)
     first = registry.publish(policy, algorithm="dqn")
@@ -440,7 +445,7 @@ def test_killed_while_publishing(mortal: S3Server, policy: Policy, monkeypatch: 
 
 def test_the_gateway_serves_what_it_knows(mortal: S3Server, policy: Policy, caplog: pytest.LogCaptureFixture) -> None:
     address = mortal.address("games")
-    list(Bucket.parse(address).init(public=False))
+    list(S3Bucket.parse(address).init(public=False))
     registry, store = Registry(address), MemoryStore()
     first = registry.publish(policy, algorithm="dqn")
     store.register(GAME)
@@ -473,7 +478,7 @@ def test_the_gateway_serves_what_it_knows(mortal: S3Server, policy: Policy, capl
 def test_the_platform_outlives_its_registry(mortal: S3Server, tmp_path: Path) -> None:
     """Gateway and trainer as two processes that meet in the data directory and the bucket. S3 dies and comes back."""
     address, data = mortal.address("games"), tmp_path / "data"
-    bucket = Bucket.parse(address)
+    bucket = S3Bucket.parse(address)
     list(bucket.init(public=True))
     words = [*SPARRING, "up", "--data", str(data), "--registry", address, "--publish-every", "1"]
     with (tmp_path / "log").open("wb") as log, contextlib.ExitStack() as stack:

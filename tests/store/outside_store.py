@@ -52,7 +52,7 @@ class Folder(Backend):
             return None
         return Found(data, str(hash(data)))
 
-    def put(self, path: str, data: bytes, told: Mapping[str, str], *, absent: bool = False, tag: str = "") -> None:
+    def put(self, path: str, data: bytes, headers: Mapping[str, str], *, absent: bool = False, tag: str = "") -> None:
         found = self.get(path)
         if (absent and found is not None) or (tag and (found is None or found.tag != tag)):
             raise Conflict(path)

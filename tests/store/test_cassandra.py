@@ -21,7 +21,7 @@ from sparring.errors import InputError, SparringError
 from sparring.experience import Fragment
 from sparring.experience.fragment import new_id
 from sparring.store import GameUnreadable, NotRegistered, Outcome, Store, StoreAway, StoreBusy, open_store
-from sparring.store.cassandra import CassandraStore, buckets, heads, keyspace, migration, order, schema
+from sparring.store.cassandra import CassandraStore, buckets, heads, keyspace, migration, records, schema
 
 pytestmark = pytest.mark.real
 STORED, DUPLICATE, CONFLICT = Outcome.STORED, Outcome.DUPLICATE, Outcome.CONFLICT
@@ -63,7 +63,7 @@ class TestBuckets:
         store, sent = opened(), [fragment(steps=1 + i % 4) for i in range(60)]
         for at in range(0, 60, 6):
             store.append(sent[at : at + 6])
-        heads = store._view("pole").directory.refresh()
+        heads = store._view("pole").order.directory.refresh()
         assert len(heads) > 3
         assert all(head.bytes < 500 + 6 * 200 for head in heads.values())
         assert everything(store) == sent
@@ -84,7 +84,7 @@ class TestBuckets:
             assert store.append(sent) == [DUPLICATE] * 40
             assert store.append([fragment()]) == [STORED]  # in a bucket of the new day
             assert store.append(other) == [CONFLICT] * 40
-        days = {head.day for head in first._view("pole").directory.refresh().values()}
+        days = {head.day for head in first._view("pole").order.directory.refresh().values()}
         assert len(days) == 2
         assert ids(everything(first)) & ids(sent) == ids(sent)
         assert len(everything(first)) == 42
@@ -116,6 +116,17 @@ class TestBuckets:
                 assert 0 < proxy.received < 20_000
             finally:
                 other.close()
+
+    def test_a_refusal_that_cannot_be_written_down_does_not_end_the_writer(
+        self, opened: Callable[..., CassandraStore], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        store = opened()
+        store.append([fragment()])
+        monkeypatch.setattr(store._writing(), "_note", lambda *_: 1 / 0)
+        store.quarantine("pole", "eve", "an id", "why")
+        store.append([fragment()])
+        store.append([fragment()])  # by the same thread, after it tried
+        assert store._writing()._thread.is_alive()
 
     def test_a_fragment_too_large_for_one_write_is_refused(self, opened: Callable[..., CassandraStore]) -> None:
         big = msgspec.structs.replace(fragment(), obs=bytes(buckets.FRAGMENT))
@@ -272,7 +283,7 @@ class TestWritersThatDie:
             nonlocal rude
             if statement == "advance" and rude and not values[3]:
                 rude -= 1
-                heads.close(self, values[4], values[5], heads.Head(0, values[6] or 0))
+                heads.close(self, values[4], values[5], heads.BucketHead(0, values[6] or 0))
             return applied(self, statement, *values)
 
         monkeypatch.setattr(keyspace.Keyspace, "applied", closing)
@@ -326,7 +337,7 @@ def test_nothing_of_an_erased_player_is_left(opened: Callable[..., CassandraStor
     assert store.erase("pole", "evelyn") == 6
     assert store.erase("maze", "evelyn") == 3
     with cassandra.session("tests") as session:
-        for table in schema.TABLES:
+        for table in schema.SCHEMA:
             rows = [str(row) for row in session.execute(f"SELECT * FROM {table}")]
             assert not [row for row in rows if "evelyn" in row], table
     other = opened(readonly=True)  # which had not looked before
@@ -442,17 +453,45 @@ def test_another_process_notices_an_erasure(opened: Callable[..., CassandraStore
 
 def test_episodes_that_never_end_take_no_more_memory(opened: Callable[..., CassandraStore], monkeypatch) -> None:
     """Those without news for the longest are let go."""
-    monkeypatch.setattr(order, "UNFINISHED", 10)
+    monkeypatch.setattr(records, "UNFINISHED", 10)
     store, halves = opened(), [cut([2, 3], player=f"{i}") for i in range(30)]
     for first, _ in halves:
         store.append([first])
     assert store.episodes("pole") == []
-    episodes = store._view("pole").episodes
-    assert len(episodes._unfinished) == 10
+    (reader,) = store._view("pole")._readers
+    assert len(reader.episodes.unfinished) == 10
     for _, last in halves[20:]:
         store.append([last])
     assert [e.player for e in store.episodes("pole")] == [f"{i}" for i in range(20, 30)]
-    assert len(episodes._unfinished) == 0
+    assert len(reader.episodes.unfinished) == 0
+
+
+@pytest.mark.parametrize("bounds", [{"ROWS": 8}, {"REACH": 20, "WINDOW": 7}], ids=["fragments", "steps"])
+def test_a_page_of_episodes_looks_at_a_bounded_part_and_the_next_goes_on(
+    opened: Callable[..., CassandraStore], monkeypatch, bounds: dict[str, int]
+) -> None:
+    writers = [opened(), opened()]
+    apart, others = cut([1, 1]), [cut([2, 1], player=f"player {i % 3}") for i in range(30)]
+    writers[0].append([apart[0]])
+    for i, episode in enumerate(others):
+        writers[i % 2].append(episode)
+        if i % 5 == 0:
+            writers[0].tail("pole", -1)  # an entry of the order
+    writers[0].append([apart[1]])
+    reader = opened(readonly=True)
+    every = [e for e in reader.episodes("pole") if e.episode != apart[0].episode]
+    assert len(every) == 30
+    for name, value in bounds.items():
+        monkeypatch.setattr(records, name, value)
+    found, before, pages = [], None, 0
+    while pages == 0 or before is not None:
+        page = reader.newest_episodes("pole", before, 100)
+        found, before, pages = [*found, *page.episodes], page.before, pages + 1
+    assert found == every[::-1]  # but for the one that arrived too far apart
+    assert pages > 2
+    assert [f.id for e in found for f in (reader.episode("pole", e.cursor) or (e, []))[1]] == [
+        f.id for e in found for f in next(o for o in others if o[0].episode == e.episode)
+    ]
 
 
 def test_another_process_follows_a_game_that_is_deleted_and_declared_again(
@@ -465,7 +504,7 @@ def test_another_process_follows_a_game_that_is_deleted_and_declared_again(
     assert len(everything(reader)) == 10
     store.delete_game("pole")
     with cassandra.session("tests") as session:
-        for table in schema.TABLES:
+        for table in schema.SCHEMA:
             rows = [str(row) for row in session.execute(f"SELECT * FROM {table}")]
             assert [row for row in rows if "pole" in row] == (
                 ["Row(name='pole', deleted=True, key=None, paused=None, spec=None)"] if table == "game" else []
@@ -510,6 +549,52 @@ def test_a_game_whose_deletion_was_cut_short_can_be_deleted_and_declared(
     assert everything(store) == sent
 
 
+def test_readers_of_episodes_do_not_send_each_other_back_to_the_beginning(
+    opened: Callable[..., CassandraStore], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A game's curves and its A/B test follow the same episodes, each at its own pace."""
+    store, read = opened(), Counter[str]()
+    add = records.Reader.add
+
+    def counted(self: records.Reader, row: records.Row) -> None:
+        read[row.part.episode] += 1
+        add(self, row)
+
+    monkeypatch.setattr(records.Reader, "add", counted)
+    cursors, given = [0, 0], [list[str](), list[str]()]
+    for round_ in range(6):
+        store.append([fragment(terminated=True) for _ in range(5)])
+        for who in (0, 1) if round_ % 2 else (0,):
+            for episode in store.episodes("pole", cursors[who]):
+                given[who].append(episode.episode)
+                cursors[who] = episode.cursor
+    assert given[0] == given[1]
+    assert len(given[0]) == 30
+    assert max(read.values()) <= 2  # by each of them once
+    assert [e.episode for e in store.episodes("pole", 0)] == given[0]
+
+
+def test_who_follow_episodes_at_the_same_time_miss_none_and_repeat_none(opened: Callable[..., CassandraStore]) -> None:
+    """More of them than are remembered."""
+    store = opened()
+    for _ in range(10):
+        store.append([fragment(terminated=True) for _ in range(6)])
+    given = [list[str]() for _ in range(records.READERS + 2)]
+
+    def follow(found: list[str]) -> None:
+        cursor = 0
+        while page := store.episodes("pole", cursor, 4):
+            found += [e.episode for e in page]
+            cursor = page[-1].cursor
+
+    threads = [threading.Thread(target=follow, args=(found,)) for found in given]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert given == [[f.episode for f in everything(store)]] * len(given)
+
+
 class TestOpening:
     def test_init_again_and_stats_from_the_command_line(self, opened: Callable[..., CassandraStore]) -> None:
         store = opened()
@@ -518,8 +603,8 @@ class TestOpening:
         again = CliRunner().invoke(app, ["store", "init", address]).output
         assert "up to date" in again
         assert "commitlog_sync: batch" in again  # a single node with one copy, which syncs periodically
-        told = CliRunner().invoke(app, ["store", "stats", address, "--json"]).output
-        assert msgspec.json.decode(told)["pole"]["steps"] == 4
+        output = CliRunner().invoke(app, ["store", "stats", address, "--json"]).output
+        assert msgspec.json.decode(output)["pole"]["steps"] == 4
 
     def test_what_is_not_a_store(self, cassandra: CassandraNode, cassandra_keyspace: str) -> None:
         where = f"cassandra://{cassandra.address}"

@@ -123,6 +123,7 @@ def three_nodes(tmp_path: Path) -> Iterator[list[CassandraNode]]:
             node.stop()
 
 
+@pytest.mark.slow
 def test_one_of_three_nodes_killed_under_load(three_nodes: list[CassandraNode]) -> None:
     """Copies: 3, consistency QUORUM: nobody has to wait for the third, and it gets what it missed."""
     address = f"cassandra://{','.join(node.address for node in three_nodes)}/faults"

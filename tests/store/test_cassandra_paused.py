@@ -130,7 +130,7 @@ def test_two_erasers_one_of_them_paused_bring_nobody_back(
         assert_once(reader, left)
     assert [p.player for p in store.players("pole")] == ["charlotte"]
     with cassandra.session("tests") as session:
-        for table in schema.TABLES:
+        for table in schema.SCHEMA:
             rows = [str(row) for row in session.execute(f"SELECT * FROM {table}")]
             assert not [row for row in rows if "annabel" in row or "bartholomew" in row], table
     assert opened().append(batches[0]) == [
@@ -160,7 +160,9 @@ def test_buckets_of_killed_writers_are_closed_and_carried_no_longer(
         alive.append([fragment()])
         reader.tail("pole", -1)
         time.sleep(0.05)
-    while not all(head.closed for head in reader._view("pole").directory.refresh().values()):  # the living one's, too
+    while not all(
+        head.closed for head in reader._view("pole").order.directory.refresh().values()
+    ):  # the living one's, too
         assert time.monotonic() < deadline
         reader.tail("pole", -1)
         time.sleep(0.05)

@@ -53,8 +53,8 @@ def test_a_store_of_version_1_is_told_what_can_bring_it_along(cassandra: Cassand
 def test_an_older_store_is_brought_along(address: str) -> None:
     with pytest.raises(InputError, match="a store of version 2, we need 3: run `sparring store init"):
         open_store(address)
-    told = CliRunner().invoke(app, ["store", "init", address]).output
-    assert "from version 2 to 3" in told
+    output = CliRunner().invoke(app, ["store", "init", address]).output
+    assert "from version 2 to 3" in output
     with contextlib.closing(open_store(address)) as store:
         assert store.games() == [MAZE, POLE]
         before = everything(store)

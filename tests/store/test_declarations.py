@@ -84,7 +84,7 @@ class TestDeclarations:
         assert other == maze
         assert other is not maze  # it was gone in between, and is not kept in memory for ever
 
-    def test_a_declaration_that_breaks_again_is_told_again(self, caplog: pytest.LogCaptureFixture) -> None:
+    def test_a_declaration_that_breaks_again_is_reported_again(self, caplog: pytest.LogCaptureFixture) -> None:
         declarations = Declarations("here")
         for spec in (b"{", POLE.to_json(), b"{"):
             declarations.read([("pole", spec)])

@@ -151,14 +151,14 @@ def test_another_process_follows(tmp_path: Path) -> None:
         cursor = last = 0
         with closing(SqliteStore(path, readonly=True)) as reader:
             while True:
-                told = process.stdout.readline()  # keeps pace with the writer; nothing more once it has ended
+                line = process.stdout.readline()  # keeps pace with the writer; nothing more once it has ended
                 page = reader.tail("pole", cursor, 20)
                 seen += page.fragments
                 cursor = page.cursor
                 for episode in reader.episodes("pole", last, 20):
                     episodes.append(episode.episode)
                     last = episode.cursor
-                if not told and not page.fragments:
+                if not line and not page.fragments:
                     break
             assert seen == everything(reader, limit=1000)
             assert len({f.id for f in seen}) == len(seen) == 300 * 3 + sum(i % 4 for i in range(300))

@@ -6,7 +6,7 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
-from store_samples import POLE, fragment
+from store_samples import POLE, assert_counts, fragment
 
 from sparring.store.sqlite import SqliteStore
 
@@ -60,9 +60,25 @@ def test_a_file_of_an_older_format_gets_the_index_when_it_is_opened(path: Path) 
         db.executescript(FORMAT_1.read_text())
     with closing(SqliteStore(path, readonly=True)) as before:  # which changes nothing, and reads all the same
         players = before.players("pole")
+        assert [(p.player, p.steps, p.bot_steps) for p in players] == [("eve", 2, 0), ("ann", 9, 0)]
+        assert before.stats("pole").bot_steps == 0
     with closing(SqliteStore(path)) as store:
-        assert store.players("pole") == players
+        again = store.players("pole")
+        assert [(p.player, p.steps, p.last_seen) for p in again] == [(p.player, p.steps, p.last_seen) for p in players]
         assert_quick(store)
+
+
+def test_an_older_file_tells_bots_steps_apart_when_it_is_opened(path: Path) -> None:
+    with closing(sqlite3.connect(path)) as db:
+        db.executescript(FORMAT_1.read_text())
+    reader = SqliteStore(path, readonly=True)
+    with closing(reader), closing(SqliteStore(path)) as store:
+        for each in (store, reader):  # a reader that was there before sees it as well
+            assert [(p.player, p.steps, p.bot_steps) for p in each.players("pole")] == [("eve", 2, 0), ("ann", 9, 9)]
+            assert (each.stats("pole").steps, each.stats("pole").bot_steps) == (11, 9)
+            assert each.stats("maze").bot_steps == 0
+        store.append([fragment(player="eve", model="bot", version=1), fragment(player="eve")])
+        assert_counts(store)
 
 
 def test_so_does_a_file_of_this_format_that_was_made_without_it(path: Path, store: SqliteStore) -> None:

@@ -17,6 +17,7 @@ from sparring.experience import Fragment
 from sparring.games import Box, Discrete, Game
 from sparring.store import Episode, NotRegistered, Outcome, Quarantined, Stats, Store, open_store
 from sparring.store.memory import MemoryStore
+from sparring.store.profile import GameSettings, Profile, PromotionRule, Revision
 from sparring.store.protocol import FragmentRefused
 from sparring.store.sqlite import SqliteStore
 
@@ -412,7 +413,85 @@ class TestDiscard:
         assert len(marks) == 3
 
 
+class TestNewestEpisodes:
+    def test_pages_from_the_newest_on_tell_what_episodes_tells(self, store: Store) -> None:
+        for i in range(4):
+            whole, parts, open_ended = cut([3], version=i, model="bot"), cut([2, 1, 4], player="eve"), fragment()
+            store.append([parts[2], *whole, parts[0], open_ended])
+            store.append([parts[1], fragment(game=MAZE, ended=True)])
+        every = store.episodes("pole")
+        assert len(every) == 8
+        for limit in (1, 3, 8, 100):
+            found: list[Episode] = []
+            before = None
+            while True:
+                page = store.newest_episodes("pole", before, limit)
+                assert len(page.episodes) <= limit
+                found += page.episodes
+                if (before := page.before) is None:
+                    break
+            assert found == every[::-1]
+        assert store.newest_episodes("pole", every[0].cursor).episodes == []
+        assert store.newest_episodes("chess").episodes == []
+
+    def test_the_fragments_of_one_come_in_their_order(self, store: Store) -> None:
+        parts, others = cut([2, 3, 4], episode="e"), cut([2, 2], player="bob", episode="e")
+        store.append([parts[1], others[0], fragment(), parts[2]])
+        store.append([others[1], parts[0], fragment()])
+        (bobs, anns) = store.episodes("pole")
+        assert store.episode("pole", anns.cursor) == (anns, parts)
+        assert store.episode("pole", bobs.cursor) == (bobs, others)
+        assert store.episode("pole", anns.cursor, 2, 5) == (anns, parts[1:2])
+        assert store.episode("pole", anns.cursor, 4, 6) == (anns, parts[1:])
+        assert store.episode("pole", anns.cursor, 9) == (anns, [])
+        for wrong in (anns.cursor - 1, anns.cursor + 1, 0, 10**12):
+            assert store.episode("pole", wrong) is None
+        assert store.episode("chess", anns.cursor) is None
+
+    def test_a_name_that_is_used_again_is_another_episode(self, store: Store) -> None:
+        first, second, third = (cut([2, 1], episode="again") for _ in range(3))
+        store.append([*first, *second, third[0]])
+        found = store.newest_episodes("pole").episodes
+        assert [e.ret for e in found] == [rewards(second), rewards(first)]
+        assert [store.episode("pole", e.cursor) for e in found] == list(zip(found, (second, first), strict=True))
+
+    def test_an_erased_or_discarded_one_is_gone(self, store: Store) -> None:
+        erased, kept, torn, after = cut([2, 2], player="eve"), cut([2, 2]), cut([1, 1]), cut([1, 3])
+        store.append([*erased, *kept, *torn, *after])
+        store.erase("pole", "eve")
+        store.discard("pole", [torn[0].id], "why")
+        found = store.newest_episodes("pole").episodes
+        assert [store.episode("pole", e.cursor) for e in found] == list(zip(found, (after, kept), strict=True))
+
+
 class TestPaused:
+    def test_a_profile_is_kept_with_the_game_and_goes_with_it(self, store: Store) -> None:
+        assert store.profiles()["pole"] == Profile()
+        mark = store.registration("pole")
+        slow = Profile(GameSettings(algorithm="ppo", hyperparameters={"lr": 0.5}, promotion=PromotionRule(canary=0.2)))
+        store.append([fragment()])
+        made = store.revise("pole", lambda known: Revision(known.game, slow))
+        assert (made.game, made.profile) == (POLE, slow)
+        assert (store.profiles()["pole"], store.profiles()["maze"]) == (slow, Profile())
+        assert (store.games(), store.registration("pole")) == ([MAZE, POLE], mark)
+        store.register(POLE)  # as every client does
+        assert store.profiles()["pole"] == slow
+        assert len(everything(store)) == 1
+        store.delete_game("pole")
+        store.register(POLE)
+        assert store.profiles()["pole"] == Profile()
+
+    def test_what_is_no_part_of_the_schema_can_be_changed_and_spaces_cannot(self, store: Store) -> None:
+        other = Game("pole", POLE.observation, POLE.action, env="CartPole-v1")
+        store.revise("pole", lambda known: Revision(other, known.profile))
+        assert other in store.games()
+        for wrong in (Game("pole", Box((5,)), Discrete(2)), Game("stick", POLE.observation, POLE.action)):
+            with pytest.raises(InputError, match="keeps its name and its spaces"):
+                store.revise("pole", lambda known, wrong=wrong: Revision(wrong, known.profile))  # type: ignore[misc]
+        assert other in store.games()
+        with pytest.raises(NotRegistered):
+            store.revise("chess", lambda known: known)
+
     def test_a_game_is_paused_and_resumed_and_its_play_still_stored(self, store: Store) -> None:
         assert store.paused() == set()
         store.pause("pole", True)
@@ -531,7 +610,37 @@ class TestStats:
         store.erase("pole", "eve")
         assert store.stats("pole").rejected == 30
 
-    def test_what_a_source_refused_counts_once_however_often_it_is_told(self, store: Store) -> None:
+    def test_what_was_rejected_is_reported_with_its_reason(self, store: Store) -> None:
+        begin = time.time()
+        assert store.quarantined("pole") == []
+        for i in range(5):
+            store.quarantine("pole", ("eve", "ann")[i % 2], f"id {i}", f"reason {i}")
+            eventually(lambda i=i: len(store.quarantined("pole")) == i + 1)
+        found = store.quarantined("pole")
+        assert [(q.game, q.player, q.id, q.reason) for q in found] == [
+            ("pole", ("eve", "ann")[i % 2], f"id {i}", f"reason {i}") for i in (4, 3, 2, 1, 0)
+        ]
+        assert begin <= found[-1].time <= found[0].time <= time.time()
+        assert store.quarantined("pole", 2) == found[:2]
+        assert store.quarantined("maze") == store.quarantined("chess") == []
+        store.erase("pole", "eve")
+        assert store.quarantined("pole") == [q for q in found if q.player == "ann"]
+
+    def test_what_was_discarded_is_reported_with_its_reason(self, store: Store) -> None:
+        bad = fragment(player="eve")
+        store.append([fragment(), bad])
+        store.discard("pole", [bad.id], "it makes learning diverge")
+        eventually(lambda: len(store.quarantined("pole")) == 1)
+        [found] = store.quarantined("pole")
+        assert (found.player, found.id, found.reason) == ("eve", bad.id, "it makes learning diverge")
+
+    def test_what_a_source_rejected_is_reported_once(self, store: Store) -> None:
+        some = [Quarantined("pole", "eve", f"id {i}", "it has NaN") for i in range(3)]
+        for _ in range(2):
+            store.quarantine_from("a", {"pole": 3}, some)
+        assert sorted(q.id for q in store.quarantined("pole")) == ["id 0", "id 1", "id 2"]
+
+    def test_what_a_source_refused_counts_once_however_often_it_is_reported(self, store: Store) -> None:
         some = [Quarantined("pole", "eve", f"id {i}", "it has NaN") for i in range(3)]
         store.quarantine("pole", "eve", "id", "why")
         for source, total in (("a", 2), ("b", 5), ("a", 3), ("a", 3), ("a", 2), ("b", 5)):
@@ -688,4 +797,9 @@ def _view(store: Store, game: Game) -> list[object]:
         sorted((p.player, p.fragments, p.steps) for p in store.players(game.name)),
         store.versions(game.name),
         [msgspec.structs.replace(e, ended=0.0) for e in store.episodes(game.name)],
+        [msgspec.structs.replace(e, ended=0.0) for e in store.newest_episodes(game.name, limit=5).episodes],
+        [
+            (store.episode(game.name, e.cursor) or [None, None])[1]
+            for e in store.newest_episodes(game.name).episodes[:3]
+        ],
     ]

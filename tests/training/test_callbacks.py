@@ -1,4 +1,4 @@
-"""Callbacks: told at the right moments, able to end a training from any thread, and never able to lose a run."""
+"""Callbacks: message at the right moments, able to end a training from any thread, and never able to lose a run."""
 
 import sys
 import threading
@@ -29,11 +29,11 @@ def experiment(out: Path, **changes) -> Experiment:
 
 class Diary(sparring.Callback):
     def __init__(self) -> None:  # without super().__init__(): people forget it
-        self.told: list[tuple[str, int]] = []
+        self.heard: list[tuple[str, int]] = []
         self.last: sparring.Progress | None = None
 
     def note(self, hook: str, progress: sparring.Progress) -> None:
-        self.told.append((hook, progress.iteration))
+        self.heard.append((hook, progress.iteration))
         self.last = progress
 
     def on_start(self, progress):
@@ -62,7 +62,7 @@ def test_hooks_are_called_in_order(tmp_path):
     diary = Diary()
     wanted = experiment(tmp_path / "run", stop=Stop(iterations=3), evaluation=Evaluation(every=3, episodes=1))
     run = sparring.train(wanted, callbacks=[diary])
-    assert diary.told == [
+    assert diary.heard == [
         ("start", 0), ("iteration", 1), ("iteration", 2), ("checkpoint", 2), ("evaluation", 3), ("iteration", 3),
         ("checkpoint", 3), ("end", 3),
     ]  # fmt: skip
@@ -70,9 +70,9 @@ def test_hooks_are_called_in_order(tmp_path):
     assert diary.last.run.path == run.path
     assert diary.last.steps == run.rows()[-1]["steps"]
     assert diary.last.updates > 0
-    diary.told.clear()
+    diary.heard.clear()
     sparring.resume(run, ["stop.iterations=4"], callbacks=[diary])
-    assert diary.told == [("start", 3), ("iteration", 4), ("checkpoint", 4), ("end", 4)]
+    assert diary.heard == [("start", 3), ("iteration", 4), ("checkpoint", 4), ("end", 4)]
 
 
 class Enough(sparring.Callback):
@@ -116,7 +116,7 @@ def test_stop_before_the_beginning_counts(tmp_path):
     callback.stop()
     run = sparring.train(experiment(tmp_path / "run"), callbacks=[callback])
     assert run.rows() == []
-    assert [hook for hook, _ in callback.told] == ["start", "checkpoint", "end"]
+    assert [hook for hook, _ in callback.heard] == ["start", "checkpoint", "end"]
 
 
 @pytest.mark.parametrize("hook", ["on_start", "on_iteration", "on_checkpoint", "on_end"])
@@ -133,7 +133,7 @@ def test_a_failing_callback_ends_the_run_saved(tmp_path, hook):
     with pytest.raises(sparring.CallbackError, match=rf"Careless failed in {hook}: ZeroDivisionError: what a day") as e:
         sparring.train(experiment(tmp_path / "run"), callbacks=[Careless(), diary])
     assert isinstance(e.value.__cause__, ZeroDivisionError)
-    assert diary.told[-1][0] == "end", "the others are still told of the end"
+    assert diary.heard[-1][0] == "end", "the others are still message of the end"
     run = Run(tmp_path / "run")
     assert int(run.checkpoints()[-1].name) == len(run.rows()) == {"on_start": 0, "on_end": 4}.get(hook, 2)
     assert "ZeroDivisionError" in (run.path / "callback.log").read_text()

@@ -37,7 +37,7 @@ def test_rllibs_where_it_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> No
 
 @pytest.mark.parametrize("name", ["ppo", "dqn", "bc", "rllib/PPO"])
 def test_each_has_all_that_is_asked_for(name: str) -> None:
-    """As mypy sees it, and once more when it runs: a parameter that one of them has not would be told late."""
+    """As mypy sees it, and once more when it runs: a parameter that one of them has not would be noticed late."""
     if name.startswith("rllib/"):
         pytest.importorskip("torch")
     source: Any = {"source": "store", "store": "x"} if name == "bc" else {}

@@ -92,26 +92,26 @@ def experiment(out, runner, workers, game="my_game:Mine-v0", **changes):
 
 
 @pytest.mark.parametrize(("runner", "workers", "where"), CASES)
-def test_a_game_that_raises_is_told_by_its_last_line(tmp_path, request, trouble, runner, workers, where):
+def test_a_game_that_raises_is_reported_by_its_last_line(tmp_path, request, trouble, runner, workers, where):
     if runner == "ray":
         request.getfixturevalue("ray")
     trouble(where)
     with pytest.raises(GameError) as raised:
         loop.train(experiment(tmp_path / "run", runner, workers))
-    told = str(raised.value)
+    message = str(raised.value)
     place = "its constructor" if where == "worker" else where
     says = f"the game my_game:Mine-v0 failed in {place}: FileNotFoundError: no level.map, says {where} ("
-    assert says in told
-    assert "my_game.py, line " in told
-    assert "\n" not in told
+    assert says in message
+    assert "my_game.py, line " in message
+    assert "\n" not in message
     log = tmp_path / "run" / "game.log"
-    assert told.endswith(f"Its traceback is in {log}")
+    assert message.endswith(f"Its traceback is in {log}")
     assert "Traceback (most recent call last)" in log.read_text()
     assert 'raise FileNotFoundError(f"no level.map' in log.read_text()
 
 
 @pytest.mark.parametrize("where", ["constructor", "module"])
-def test_a_game_that_cannot_be_made_is_told_by_its_last_line(tmp_path, home, trouble, where):
+def test_a_game_that_cannot_be_made_is_reported_by_its_last_line(tmp_path, home, trouble, where):
     trouble(where)
     done = subprocess.run(
         [sys.executable, "-m", "sparring.cli", "train", "my_game:Mine-v0", "--out", str(tmp_path / "run")],
@@ -122,14 +122,14 @@ def test_a_game_that_cannot_be_made_is_told_by_its_last_line(tmp_path, home, tro
     assert done.returncode == 1, done.stdout + done.stderr
     assert "Traceback" not in done.stderr
     place = "its module my_game" if where == "module" else "its constructor"
-    told = " ".join(done.stderr.split())
-    assert f"the game my_game:Mine-v0 failed in {place}: FileNotFoundError: no level.map, says {where}" in told
-    assert "Its traceback: python -c \"import gymnasium; gymnasium.make('my_game:Mine-v0')\"" in told
+    output = " ".join(done.stderr.split())
+    assert f"the game my_game:Mine-v0 failed in {place}: FileNotFoundError: no level.map, says {where}" in output
+    assert "Its traceback: python -c \"import gymnasium; gymnasium.make('my_game:Mine-v0')\"" in output
     assert not (tmp_path / "run").exists()
 
 
 @pytest.mark.parametrize(("workers", "code"), [(0, 0), (1, 2)])
-def test_a_game_registered_in_the_script_itself_with_workers_is_told(tmp_path, workers, code):
+def test_a_game_registered_in_the_script_itself_with_workers_is_reported(tmp_path, workers, code):
     (tmp_path / "script.py").write_text(SCRIPT)
     sets = [word for change in (*CHANGES, f"rollout.workers={workers}") for word in ("--set", change)]
     done = subprocess.run(
@@ -142,14 +142,14 @@ def test_a_game_registered_in_the_script_itself_with_workers_is_told(tmp_path, w
     assert done.returncode == code, done.stdout + done.stderr
     assert "Traceback" not in done.stderr
     if workers:
-        told = " ".join(done.stderr.split())
-        assert "put it in a module that they can import, and name the game with it: module:Mine-v0" in told
+        output = " ".join(done.stderr.split())
+        assert "put it in a module that they can import, and name the game with it: module:Mine-v0" in output
         assert not (tmp_path / "runs").exists()  # said before anything was made
 
 
 @pytest.mark.real
 @pytest.mark.parametrize("envs", [1, 2])
-def test_a_game_registered_in_the_script_itself_is_told_by_actors_too(tmp_path, ray, home, envs):
+def test_a_game_registered_in_the_script_itself_is_reported_by_actors_too(tmp_path, ray, home, envs):
     gymnasium.register("Here-v0", entry_point=catalog.make("my_game:Mine-v0").unwrapped.__class__)
     try:
         with pytest.raises(InputError, match=r"put it in a module .* name the game with it: module:Here-v0"):
@@ -158,7 +158,7 @@ def test_a_game_registered_in_the_script_itself_is_told_by_actors_too(tmp_path, 
         del gymnasium.registry["Here-v0"]
 
 
-def test_a_game_that_nobody_registered_is_told_with_its_modules_name():
+def test_a_game_that_nobody_registered_is_reported_with_its_modules_name():
     with pytest.raises(InputError, match=r"needs its module's name: module:Nobodys-v0"):
         catalog.load("Nobodys-v0")
 

@@ -115,7 +115,7 @@ def assert_same(one: Path, other: Path) -> None:
         assert np.array_equal(array, again[name]), name
     assert {k: v for k, v in meta.items() if k != "seconds"} == {k: v for k, v in meta_again.items() if k != "seconds"}
     assert meta["iteration"] == 4
-    clocks = ("time/", "rate/", "rollout/utilisation")
+    clocks = ("time/", "rate/", "rollout/utilisation", "usage/", "energy/")
     timeless = [
         [{k: v for k, v in row.items() if not k.startswith(clocks)} for row in Run(path).rows()]
         for path in (one, other)
@@ -168,7 +168,7 @@ def test_who_goes_on_without_a_state_plays_other_games(tmp_path):
 
 
 def test_a_game_without_an_end_is_evaluated(tmp_path, monkeypatch, caplog):
-    monkeypatch.syspath_prepend(Path(__file__).parent)
+    monkeypatch.syspath_prepend(Path(__file__).parents[1])
     evaluation = Evaluation(every=1, episodes=10, limit=50)
     e = experiment(tmp_path / "run", game="odd_games:Endless-v0", evaluation=evaluation, stop=Stop(steps=300))
     row = loop.train(e).rows()[-1]
@@ -179,27 +179,27 @@ def test_a_game_without_an_end_is_evaluated(tmp_path, monkeypatch, caplog):
 
 @pytest.mark.parametrize("kind", ["dqn", "ppo", "dqn with workers", "ppo with workers"])
 def test_numbers_in_info_are_metrics_and_masks_are_warned_about_once(tmp_path, monkeypatch, caplog, kind):
-    monkeypatch.syspath_prepend(Path(__file__).parent)
-    monkeypatch.setenv("PYTHONPATH", f"{Path(__file__).parent}:{os.environ.get('PYTHONPATH', '')}")
+    monkeypatch.syspath_prepend(Path(__file__).parents[1])
+    monkeypatch.setenv("PYTHONPATH", f"{Path(__file__).parents[1]}:{os.environ.get('PYTHONPATH', '')}")
     workers = 2 if "workers" in kind else 0
     e = experiment(
         tmp_path / "run", game="odd_games:Telling-v0", algorithm=DQN if "dqn" in kind else PPO, iteration=128,
         rollout=Rollout(workers=workers, envs=2), evaluation=Evaluation(every=3, episodes=2), stop=Stop(iterations=3),
     )  # fmt: skip
     rows = loop.train(e).rows()
-    told = {name: value for name, value in rows[-1].items() if name.startswith("episode/")}
-    assert (told["episode/is_success"], told["episode/lives"]) == (1.0, 3.0)
-    assert (told["episode/score"], told["episode/whole"]) == (10.0, 7.0)
+    row = {name: value for name, value in rows[-1].items() if name.startswith("episode/")}
+    assert (row["episode/is_success"], row["episode/lives"]) == (1.0, 3.0)
+    assert (row["episode/score"], row["episode/whole"]) == (10.0, 7.0)
     own = {"count", "return_min", "return_mean", "return_max", "return_recent", "length_mean"}
-    assert {name.partition("/")[2] for name in told} == own | {"is_success", "lives", "score", "whole"}
-    assert told["episode/return_mean"] <= 10
+    assert {name.partition("/")[2] for name in row} == own | {"is_success", "lives", "score", "whole"}
+    assert row["episode/return_mean"] <= 10
     assert (rows[-1]["evaluation/is_success"], rows[-1]["evaluation/score"]) == (1.0, 10.0)
     assert rows[-1]["evaluation/return_mean"] <= 10
     assert caplog.text.count("masks are not supported yet: info['action_mask'] of Telling-v0 is ignored") == 1
 
 
 def test_names_in_info_are_bounded(tmp_path, monkeypatch, caplog):
-    monkeypatch.syspath_prepend(Path(__file__).parent)
+    monkeypatch.syspath_prepend(Path(__file__).parents[1])
     run = loop.train(experiment(tmp_path / "run", game="odd_games:Chatty-v0", rollout=Rollout(envs=1)))
     names = {name for row in run.rows() for name in row if name.startswith("episode/episode_")}
     assert len(names) == 20
@@ -209,7 +209,7 @@ def test_names_in_info_are_bounded(tmp_path, monkeypatch, caplog):
 
 
 def test_evaluating_a_game_without_an_end_takes_no_more_steps_than_training_it(tmp_path, monkeypatch):
-    monkeypatch.syspath_prepend(Path(__file__).parent)
+    monkeypatch.syspath_prepend(Path(__file__).parents[1])
     e = experiment(
         tmp_path / "run", game="odd_games:Endless-v0", iteration=1000, evaluation=Evaluation(every=2, episodes=5),
         rollout=Rollout(), stop=Stop(iterations=4),
@@ -230,7 +230,7 @@ def test_the_best_evaluated_policy_is_kept_and_survives_a_resume(tmp_path, monke
 
     def play(policy, episodes, seed, **options):
         seen[iteration := 2 * (len(seen) + 1)] = policy.params
-        return [evaluate.Episode(returns[iteration], 10)] * episodes
+        return [evaluate.PlayedEpisode(returns[iteration], 10)] * episodes
 
     monkeypatch.setattr(loop, "play", play)
     e = experiment(
@@ -312,7 +312,7 @@ def test_the_best_is_not_kept_where_nobody_wants_it(tmp_path):
     ],
 )
 def test_a_game_that_answers_nonsense_is_blamed_for_it(tmp_path, monkeypatch, answer, message):
-    monkeypatch.syspath_prepend(Path(__file__).parent)
+    monkeypatch.syspath_prepend(Path(__file__).parents[1])
     monkeypatch.setenv("ODD_ANSWER", answer)
     with pytest.raises(SparringError, match=message):
         loop.train(experiment(tmp_path / "run", game="odd_games:Hopeless-v0"))
@@ -427,20 +427,20 @@ class TestRefusals:
             loop.resume(tmp_path / "run", ["algorithm.lr=1"])
 
     @pytest.mark.parametrize(
-        ("key", "value", "told"),
+        ("key", "value", "message"),
         [("seed", 5, "seed was 1, is 5"), ("rollout", {"envs": 2, "steps": 8}, r"rollout\.envs was 4, is 2")],
     )
-    def test_also_where_its_file_was_edited(self, tmp_path, key, value, told):
+    def test_also_where_its_file_was_edited(self, tmp_path, key, value, message):
         run = loop.train(experiment(tmp_path / "run", stop=Stop(iterations=1)))
         edited = Experiment.parse(run.experiment.to_builtins() | {key: value})
         write(run.path / "experiment.yaml", edited)
-        with pytest.raises(InputError, match=told):
+        with pytest.raises(InputError, match=message):
             loop.resume(run.path, ["stop.iterations=2"])
 
     def test_a_damaged_checkpoint_names_the_one_before(self, tmp_path):
         run = loop.train(experiment(tmp_path / "run"))
         (run.checkpoints()[-1] / "state.safetensors").write_bytes(b"")
-        with pytest.raises(InputError, match=r"To go on from .*00000002, remove it"):
+        with pytest.raises(InputError, match=r"To resume from .*00000002, remove it"):
             loop.resume(run.path)
 
     @pytest.mark.parametrize(
@@ -477,7 +477,7 @@ class TestRefusals:
             ({"algorithm": {"name": "dqm"}}, "no algorithm 'dqm', did you mean 'dqn'"),
             ({"algorithm": {"name": "dqn", "gama": 1}}, r"unknown key algorithm\.gama: did you mean algorithm\.gamma"),
             ({"algorithm": {"name": "dqn", "lr": "fast"}}, r"algorithm\.lr: expected `float`, got `str`"),
-            ({"game": "Pendulum-v1"}, "DQN takes Discrete actions"),
+            ({"game": "Pendulum-v1"}, "DQN takes Discrete and MultiDiscrete actions"),
             ({"algorithm": {"name": "dqn", "layers": [{"layer": "conv", "filters": 8, "kernel": 3}]}}, "layer 0"),
             ({"algorithm": DQN | {"replay": 20}}, r"algorithm\.replay is 20 rows, one block of play has 36"),
             (
@@ -540,7 +540,7 @@ def test_sigterm_writes_a_checkpoint_and_says_so_with_its_exit_code(tmp_path):
 @pytest.mark.parametrize("algorithm", [PPO | {"lr": 3e-3}, DQN | {"n_step": 1, "gamma": 0.0, "exploration_steps": 800}])
 def test_it_learns(tmp_path, monkeypatch, algorithm):
     """The action to take is what is seen: 10 right ones per episode."""
-    monkeypatch.syspath_prepend(Path(__file__).parent)
+    monkeypatch.syspath_prepend(Path(__file__).parents[1])
     e = experiment(
         tmp_path / "run",
         game="odd_games:Odd-v0",
@@ -555,7 +555,7 @@ def test_it_learns(tmp_path, monkeypatch, algorithm):
 def test_experiments_of_the_project_are_valid():
     from sparring.experiment import read
 
-    files = sorted((Path(__file__).parents[2] / "experiments").glob("[!s]*.yaml"))  # sweeps: test_sweep_plan
+    files = sorted((Path(__file__).parents[2] / "experiments").rglob("[!s]*.yaml"))  # sweeps: test_sweep_plan
     assert files
     for path in files:
         e = read(path)

@@ -52,8 +52,11 @@ def test_updates_are_the_axis_where_nobody_plays(store, tmp_path):
 
 def test_a_declared_game_is_not_evaluated(store, tmp_path):
     (tmp_path / "mine.json").write_bytes(Game("CartPole-v1", Box((4,)), Discrete(2)).to_json())
-    with pytest.raises(InputError, match=r"cannot be simulated, so not evaluated \(evaluation\.every\)"):
+    with pytest.raises(InputError, match=r"so not evaluated: set evaluation\.every to 0"):
         loop.train(experiment(store, tmp_path / "run", game=str(tmp_path / "mine.json")))
+    says = "is a declared game, which cannot be simulated. Learn it from recorded play: `source: store`, `store:` the"
+    with pytest.raises(InputError, match=says):
+        loop.train(Experiment(str(tmp_path / "mine.json"), {"name": "dqn"}, out=str(tmp_path / "run")))
     assert not (tmp_path / "run").exists()
 
 

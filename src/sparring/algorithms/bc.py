@@ -60,6 +60,10 @@ class BC(Algorithm):
         params = {name: np.asarray(p) for name, p in state.params.items()}
         return Policy(self.game, self.config.layers, self.head, params | normaliser, exploration)
 
+    def warm_start(self, state: State, policy: Policy) -> State:
+        params = {name: jnp.asarray(policy.params[name]) for name in state.params}
+        return State(params, self.optimiser.init(params), jnp.zeros((), jnp.int32))
+
     def update(self, state: State, normaliser: dict[str, Array], batches: Transitions) -> tuple[State, Metrics]:
         """One gradient step per leading row of `batches`, fused into one call; metrics are means over them."""
         return _update(self, state, normaliser, batches)

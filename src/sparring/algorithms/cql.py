@@ -38,7 +38,7 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     temperature: PositiveFloat = 1.0  # α of SAC at the start (Box)
     target_entropy: float | None = None  # of actions scaled to ±1; none: −1 per dimension (Box)
     replay: PositiveInt = 1_000_000  # rows of the replay window
-    learning_starts: PositiveInt = 1_000  # transitions before the first update
+    learning_starts: PositiveInt = 1_000  # steps before the first update
     updates_per_step: PositiveFloat = 0.25  # gradient steps per step of experience
     normalise: bool = True  # observations to mean 0, deviation 1, inside the policy
     layers: tuple[Layer, ...] = (Dense(256), Dense(256))  # of the policy: for Discrete, that is the critic
@@ -50,6 +50,7 @@ class CQL(Algorithm):
 
     config_class = Config
     offline = True
+    demonstrations = False  # all play is recorded play
 
     def __new__(cls, game: Game, config: Config = Config()) -> "CQL":
         if cls is not CQL:

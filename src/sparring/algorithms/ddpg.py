@@ -11,6 +11,7 @@ import numpy as np
 import optax
 
 from sparring.algorithms.protocol import (
+    FROZEN,
     Algorithm,
     Fraction,
     Metrics,
@@ -41,7 +42,7 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     exploration_final: NonNegativeFloat = 0.1  # … and after
     exploration_steps: PositiveInt = 2_000  # this many steps of experience
     replay: PositiveInt = 1_000_000  # rows of the replay window
-    learning_starts: PositiveInt = 1_000  # transitions before the first update
+    learning_starts: PositiveInt = 1_000  # steps before the first update
     updates_per_step: PositiveFloat = 1.0  # gradient steps per step of experience
     normalise: bool = True  # observations to mean 0, deviation 1, inside the policy
     layers: tuple[Layer, ...] = (Dense(256), Dense(256))  # the actor's
@@ -93,6 +94,16 @@ class DDPG(Algorithm):
         params = {name: np.asarray(p) for name, p in state.actor.items()}
         return Policy(self.game, self.config.layers, self.head, params | normaliser, exploration)
 
+    def warm_start(self, state: State, policy: Policy) -> State:
+        """The critic comes first: it teaches the actor only once `updates` is no longer negative."""
+        actor = {name: jnp.asarray(policy.params[name]) for name in state.actor}
+        return state._replace(
+            actor=actor,
+            target_actor=actor,
+            actor_optimiser=self.optimiser.init(actor),
+            updates=jnp.full((), -FROZEN, jnp.int32),
+        )
+
     def update(self, state: State, normaliser: dict[str, Array], batches: Transitions) -> tuple[State, Metrics]:
         """One gradient step per leading row of `batches`, fused into one call; metrics are means over them."""
         return _update(self, state, normaliser, batches)
@@ -126,7 +137,10 @@ def _update(ddpg: DDPG, state: State, normaliser: Params, batches: Transitions) 
         state = state._replace(critic=optax.apply_updates(state.critic, change), critic_optimiser=critic_optimiser)
         loss, grads = jax.value_and_grad(ddpg.actor_loss)(state.actor, state, batch)
         change, actor_optimiser = ddpg.optimiser.update(grads, state.actor_optimiser)
-        state = state._replace(actor=optax.apply_updates(state.actor, change), actor_optimiser=actor_optimiser)
+        learned = optax.apply_updates(state.actor, change), actor_optimiser
+        held = state.actor, state.actor_optimiser
+        held = jax.tree.map(lambda old, new: jnp.where(state.updates < 0, old, new), held, learned)
+        state = state._replace(actor=held[0], actor_optimiser=held[1])
         return _follow(ddpg, state), metrics | {"loss/actor": loss}
 
     state, metrics = jax.lax.scan(step, state, batches)

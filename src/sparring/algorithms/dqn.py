@@ -1,6 +1,8 @@
-"""DQN: deep Q-learning from replayed transitions (Mnih et al. 2015), for Discrete actions.
+"""DQN: deep Q-learning from replayed transitions (Mnih et al. 2015), for Discrete and MultiDiscrete actions.
 
 Options: double estimation (van Hasselt et al. 2016), duelling heads (Wang et al. 2016), n-step returns (Sutton 1988).
+The parts of a MultiDiscrete have values of their own, whose mean is the action's (Sunehag et al. 2018, for parts in the
+place of agents). People's steps are imitated, too, as in Hester et al. 2018, while bots make less than people do.
 """
 
 from collections.abc import Mapping
@@ -13,13 +15,21 @@ import msgspec
 import numpy as np
 import optax
 
-from sparring.algorithms.protocol import Algorithm, Fraction, Metrics, PositiveFloat, PositiveInt, Transitions
+from sparring.algorithms.protocol import (
+    Algorithm,
+    Fraction,
+    Metrics,
+    NonNegativeFloat,
+    PositiveFloat,
+    PositiveInt,
+    Transitions,
+)
 from sparring.errors import InputError
-from sparring.games import Box, Discrete, Game, Space
+from sparring.games import Box, Discrete, Game, MultiDiscrete, Space
 from sparring.games.spec import Array
 from sparring.networks.functions import Params, init_params, normalise, q_values, torso
 from sparring.networks.policy import Policy
-from sparring.networks.spec import Dense, Layer, QValues, param_shapes
+from sparring.networks.spec import Dense, Layer, QValues, choices, param_shapes
 
 __all__ = ["DQN", "Config", "State"]
 
@@ -34,9 +44,10 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     double: bool = True  # choose with the online network, value with the target: less over-estimation
     duelling: bool = False  # separate value and advantage: helps where many actions are alike
     tau: Fraction = 0.01  # how fast the target network follows, per update
+    imitation: NonNegativeFloat = 1.0  # weight of people's choices, where live play has some; 0: like any play
     max_grad_norm: PositiveFloat = 10.0
     replay: PositiveInt = 100_000  # rows of the replay window
-    learning_starts: PositiveInt = 500  # transitions before the first update
+    learning_starts: PositiveInt = 500  # steps before the first update
     updates_per_step: PositiveFloat = 0.25  # gradient steps per step of experience
     exploration_initial: Fraction = 1.0  # ε at the start …
     exploration_final: Fraction = 0.01  # … and after
@@ -50,6 +61,11 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 TABLE = {"layers": (), "normalise": False, "n_step": 1, "updates_per_step": 1.0, "lr": 0.02, "lr_final": 0.002}
 
 
+# For MultiDiscrete actions, measured on examples/arena.py (docs/decisions/0022-people-first.md).
+PARTS = {"gamma": 0.95, "updates_per_step": 0.5, "imitation": 3.0, "layers": (Dense(128), Dense(128))}
+TEMPERATURE = 0.05  # of people's choices, as a part of the values' size
+
+
 class State(NamedTuple):
     params: Params
     target: Params
@@ -59,12 +75,12 @@ class State(NamedTuple):
 
 class DQN(Algorithm):
     config_class = Config
+    demonstrations = True
 
     def __init__(self, game: Game, config: Config = Config()) -> None:
-        if not isinstance(game.action, Discrete):
-            others = "sac, td3 or ppo" if isinstance(game.action, Box) else "ppo"
-            raise InputError(f"DQN takes Discrete actions, {game.name} has {type(game.action).__name__}: use {others}")
-        self.game, self.config = game, config
+        if isinstance(game.action, Box):
+            raise InputError(f"DQN takes Discrete and MultiDiscrete actions, {game.name} has Box: use sac, td3 or ppo")
+        self.game, self.config, self.sizes = game, config, choices(game.action)
         self.head = QValues(config.duelling)
         self.shapes = param_shapes(game, config.layers, self.head)
         rate: Any = config.lr
@@ -75,6 +91,10 @@ class DQN(Algorithm):
     @classmethod
     def defaults_for(cls, observation: Space, given: Mapping[str, Any]) -> Mapping[str, Any]:
         return TABLE if isinstance(observation, Discrete) and "layers" not in given else {}
+
+    @classmethod
+    def defaults_for_action(cls, action: Space) -> Mapping[str, Any]:
+        return PARTS if isinstance(action, MultiDiscrete) else {}
 
     def init(self, key: jax.Array) -> State:
         params = init_params(key, self.shapes)
@@ -90,12 +110,29 @@ class DQN(Algorithm):
         params = {name: np.asarray(p) for name, p in state.params.items()}
         return Policy(self.game, self.config.layers, self.head, params | normaliser, exploration)
 
+    def warm_start(self, state: State, policy: Policy) -> State:
+        params = {name: jnp.asarray(policy.params[name]) for name in state.params}
+        return State(params, params, self.optimiser.init(params), jnp.zeros((), jnp.int32))
+
     def update(self, state: State, normaliser: dict[str, Array], batches: Transitions) -> tuple[State, Metrics]:
         """One gradient step per leading row of `batches`, fused into one call; metrics are means over them."""
         return _update(self, state, normaliser, batches)
 
     def q(self, params: Params, obs: jax.Array) -> jax.Array:
-        return q_values(self.head, params, torso(self.config.layers, params, obs))
+        """(batch, actions): of all parts of an action, one behind the other."""
+        return q_values(self.head, params, torso(self.config.layers, params, obs), self.sizes)
+
+    def best(self, q: jax.Array) -> jax.Array:
+        """(batch, parts): the greedy choice of each part."""
+        return jnp.stack([part.argmax(-1) for part in self.parts(q)], -1)
+
+    def of(self, q: jax.Array, action: jax.Array) -> jax.Array:
+        """Q(s, a) of actions (batch, parts): the mean of their parts'."""
+        chosen = [jnp.take_along_axis(part, action[:, i, None], -1) for i, part in enumerate(self.parts(q))]
+        return jnp.concatenate(chosen, -1).mean(-1)
+
+    def parts(self, q: jax.Array) -> list[jax.Array]:
+        return jnp.split(q, np.cumsum(self.sizes)[:-1], -1)
 
     def loss(self, params: Params, target: Params, batch: Transitions) -> tuple[jax.Array, Metrics]:
         """½(Q(s,a) − y)², y = Σγᵏr + γⁿ Q′(s′, a′); a′ = argmax Q(s′,·) when double, else argmax Q′(s′,·).
@@ -103,12 +140,29 @@ class DQN(Algorithm):
         Squared, not Huber: where values are large (CartPole's reach 100), Huber's clipped errors make this a median
         regression, which does not see rare terminations, and Q grows without bound. The gradient's norm is clipped.
         """
-        q = jnp.take_along_axis(self.q(params, batch.obs), batch.action[:, None], -1)[:, 0]
+        every = self.q(params, batch.obs)
+        action = batch.action.reshape(len(every), -1)
+        q = self.of(every, action)
         q_target = self.q(target, batch.next_obs)
-        best = (self.q(params, batch.next_obs) if self.config.double else q_target).argmax(-1)
-        y = batch.reward + batch.discount * jnp.take_along_axis(q_target, best[:, None], -1)[:, 0]
-        loss = 0.5 * jnp.square(q - jax.lax.stop_gradient(y)).mean()
-        return loss, {"loss/q": loss, "q/mean": q.mean()}
+        best = self.best(self.q(params, batch.next_obs) if self.config.double else q_target)
+        y = jax.lax.stop_gradient(batch.reward + batch.discount * self.of(q_target, best))
+        loss = 0.5 * jnp.square(q - y).mean()
+        metrics = {"loss/q": loss, "q/mean": q.mean()}
+        if batch.demo is None or not self.config.imitation:
+            return loss, metrics
+        imitation = self.imitation_loss(every, action, batch.demo, y)
+        return loss + self.config.imitation * imitation, metrics | {"loss/imitation": imitation}
+
+    def imitation_loss(self, q: jax.Array, action: jax.Array, demo: jax.Array, y: jax.Array) -> jax.Array:
+        """−τ² log softmax(Q(s,·)/τ)(a) of people's choices, per part. τ is a part of the values' size, so that the
+        loss is of the size of DQN's own, whatever the game's rewards are."""
+        scale = TEMPERATURE * jnp.sqrt(jnp.square(y).mean()) + 1e-3
+        total = jnp.zeros(())
+        for i, part in enumerate(self.parts(q)):
+            log_probs = jax.nn.log_softmax(part / scale)
+            chosen = (log_probs * jax.nn.one_hot(action[:, i], part.shape[-1])).sum(-1)
+            total -= (demo * chosen).sum()
+        return jnp.square(scale) * total / (demo.sum() + 1.0)
 
 
 @partial(jax.jit, static_argnums=0)

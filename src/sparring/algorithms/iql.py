@@ -11,6 +11,7 @@ import numpy as np
 import optax
 
 from sparring.algorithms.protocol import (
+    FROZEN,
     Algorithm,
     Fraction,
     Metrics,
@@ -43,7 +44,7 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     beta: NonNegativeFloat = 2.0  # preference for better actions, per deviation of advantages; 0: behaviour cloning
     max_weight: PositiveFloat = 100.0  # of one transition in the actor's loss
     replay: PositiveInt = 1_000_000  # rows of the replay window
-    learning_starts: PositiveInt = 1_000  # transitions before the first update
+    learning_starts: PositiveInt = 1_000  # steps before the first update
     updates_per_step: PositiveFloat = 0.25  # gradient steps per step of experience
     normalise: bool = True  # observations to mean 0, deviation 1, inside the policy
     layers: tuple[Layer, ...] = (Dense(256), Dense(256))  # the actor's
@@ -82,6 +83,13 @@ class IQL(Algorithm):
     def policy(self, state: State, normaliser: dict[str, Array], exploration: float) -> Policy:
         params = {name: np.asarray(p) for name, p in state.actor.items()}
         return Policy(self.game, self.config.layers, self.head, params | normaliser, exploration)
+
+    def warm_start(self, state: State, policy: Policy) -> State:
+        """The critics come first: they teach the actor only once `updates` is no longer negative."""
+        actor = {name: jnp.asarray(policy.params[name]) for name in state.actor}
+        return state._replace(
+            actor=actor, actor_optimiser=self.optimiser.init(actor), updates=jnp.full((), -FROZEN, jnp.int32)
+        )
 
     def update(self, state: State, normaliser: dict[str, Array], batches: Transitions) -> tuple[State, Metrics]:
         """One gradient step per leading row of `batches`, fused into one call; metrics are means over them."""
@@ -127,6 +135,7 @@ def _update(iql: IQL, state: State, normaliser: Params, batches: Transitions) ->
         grads, actor_metrics = jax.grad(iql.actor_loss, has_aux=True)(state.actor, advantage, batch)
         change, actor_optimiser = iql.optimiser.update(grads, state.actor_optimiser)
         actor = bound_deviation(optax.apply_updates(state.actor, change))
+        actor = jax.tree.map(lambda old, new: jnp.where(state.updates < 0, old, new), state.actor, actor)
         target = optax.incremental_update(critic, state.target, iql.config.tau)
         metrics = critic_metrics | actor_metrics
         return State(actor, critic, target, actor_optimiser, critic_optimiser, state.updates + 1), metrics

@@ -36,7 +36,9 @@ from sparring.networks.spec import Categorical, Dense, Gaussian, Head, Layer, pa
 __all__ = ["PPO", "Config", "State", "vtrace"]
 
 REWARD_CLIP = 10.0  # scaled rewards are clipped to ±this
+FROZEN = 5  # updates of the value network alone, beside a policy that was taken in
 AT_ONCE = 2048  # steps whose values are computed together before the epochs
+AT_ONCE_NUMBERS = 1 << 26  # of their observations
 FARTHEST = 20.0  # log-ratio: far beyond any clipping. exp(89) overflows, and 0 × inf in a weighted mean is NaN
 
 
@@ -55,6 +57,8 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     value_coefficient: NonNegativeFloat = 0.5  # weight of the value's loss: matters with shared layers or clipping
     entropy_coefficient: NonNegativeFloat | None = None  # reward for staying random; none: 0.01, and 0 for Box actions
     target_kl: PositiveFloat | None = None  # stop an update once it moved the policy this far (nats); none: all epochs
+    kl_coefficient: PositiveFloat | None = None  # penalty per nat that an update moves the policy, at first; none: none
+    kl_target: PositiveFloat = 0.01  # nats; the penalty grows beyond twice this, and shrinks below half of it
     max_grad_norm: PositiveFloat = 0.5
     max_ratio: PositiveFloat = 1.0  # V-trace's ρ̄ and c̄: how much a step of an older policy may count
     normalise: bool = True  # observations to mean 0, deviation 1, inside the policy
@@ -83,6 +87,7 @@ class State(NamedTuple):
     returns: Returns
     key: jax.Array
     updates: jax.Array
+    kl_coefficient: jax.Array | None = None  # none: there is no penalty
 
 
 class Rows(NamedTuple):
@@ -135,11 +140,20 @@ class PPO(Algorithm):
         if "head.log_std" in params:
             params["head.log_std"] += math.log(self.config.initial_std)
         returns = Returns(jnp.zeros(()), jnp.zeros(()), jnp.ones(()))
-        return State(params, self.optimiser.init(params), returns, jax.random.key_data(key), jnp.zeros((), jnp.int32))
+        penalty = None if self.config.kl_coefficient is None else jnp.float32(self.config.kl_coefficient)
+        data, updates = jax.random.key_data(key), jnp.zeros((), jnp.int32)
+        return State(params, self.optimiser.init(params), returns, data, updates, penalty)
 
     def policy(self, state: State, normaliser: dict[str, Array], exploration: float) -> Policy:
         params = {name: np.asarray(state.params[name]) for name in self.shapes}
         return Policy(self.game, self.config.layers, self.head, params | normaliser, exploration)
+
+    def warm_start(self, state: State, policy: Policy) -> State:
+        """The value network comes first: while `updates` is negative, the policy stays as it is."""
+        params = state.params | {name: jnp.asarray(policy.params[name]) for name in self.shapes}
+        return state._replace(
+            params=params, optimiser=self.optimiser.init(params), updates=jnp.full((), -FROZEN, jnp.int32)
+        )
 
     def update(self, state: State, normaliser: dict[str, Array], data: Trajectories) -> tuple[State, Metrics]:
         """All epochs over these trajectories in one call; losses are means over the gradient steps made."""
@@ -161,11 +175,15 @@ class PPO(Algorithm):
             out, value = self.forward(params, obs)
             return log_prob_and_entropy(self.game, params, out[:-1], action)[0], value
 
-        abreast = AT_ONCE // data.obs.shape[1]
+        abreast = min(AT_ONCE, AT_ONCE_NUMBERS // math.prod(data.obs.shape[2:])) // data.obs.shape[1]
         return jax.lax.map(segment, (data.obs, data.action), batch_size=abreast if abreast > 1 else None)
 
-    def loss(self, params: Params, rows: Rows, clip: jax.Array) -> tuple[jax.Array, Metrics]:
+    def loss(
+        self, params: Params, rows: Rows, clip: jax.Array, penalty: jax.Array | None = None
+    ) -> tuple[jax.Array, Metrics]:
         """Eq. 7 and 9: −min(r A, clip(r, 1 ± ε) A) + c₁ ½(V − v)² − c₂ H, r = π(a|x) / π_old(a|x).
+
+        `penalty`, β of eq. 8: + β KL(π_old, π), estimated by r − 1 − log r, whose gradient is right in the mean too.
 
         A step of an older policy μ counts min(ρ̄, π_old/μ): V-trace's policy gradient, with the clipping around the
         policy that the update began with and not around one of the past (Hilton et al. 2022).
@@ -182,22 +200,30 @@ class PPO(Algorithm):
             near = rows.value + jnp.clip(value - rows.value, -c.value_clip, c.value_clip)
             error = jnp.maximum(error, jnp.square(near - rows.target))
         value_loss = 0.5 * error.mean()
+        kl = (ratio - 1 - log_ratio).mean()  # never negative, little variance (Schulman 2020)
         metrics = {
             "loss/policy": policy_loss,
             "loss/value": value_loss,
             "policy/entropy": entropy.mean(),
-            "policy/kl": (ratio - 1 - log_ratio).mean(),  # never negative, little variance (Schulman 2020)
+            "policy/kl": kl,
             "policy/clipped": (jnp.abs(ratio - 1) > clip).mean(),
         }
-        return policy_loss + c.value_coefficient * value_loss - self.entropy_coefficient * entropy.mean(), metrics
+        total = policy_loss + c.value_coefficient * value_loss - self.entropy_coefficient * entropy.mean()
+        return (total if penalty is None else total + penalty * kl), metrics
 
     def scheduled(self, updates: jax.Array) -> tuple[jax.Array, jax.Array]:
         """The step size and ε for this update."""
         c = self.config
-        done = jnp.minimum(updates * (c.steps / c.schedule_steps), 1.0)
+        done = jnp.clip(updates * (c.steps / c.schedule_steps), 0.0, 1.0)
         pairs = ((c.lr, c.lr_final), (c.clip, c.clip_final))
         lr, clip = (jnp.float32(a) if b is None else a + (b - a) * done for a, b in pairs)
         return lr, clip
+
+
+def adapt(penalty: jax.Array, kl: jax.Array, target: float) -> jax.Array:
+    """The penalty for the next update: more where this one moved the policy too far, less where not far enough. By 1.5
+    and 0.5, as the reference study's library does it; Schulman et al. 2017, section 4, have 2 and ½."""
+    return penalty * jnp.where(kl > 2 * target, 1.5, jnp.where(kl < target / 2, 0.5, 1.0))
 
 
 def vtrace(
@@ -281,13 +307,15 @@ def _update(ppo: PPO, state: State, normaliser: Params, data: Trajectories) -> t
 
     def learn(at: jax.Array, loop: "_Loop", shuffled: Rows) -> "_Loop":
         batch = jax.tree.map(lambda x: jax.lax.dynamic_slice_in_dim(x, at * c.minibatch, c.minibatch), shuffled)
-        grads, told = jax.grad(ppo.loss, has_aux=True)(loop.params, batch, clip)
+        grads, figures = jax.grad(ppo.loss, has_aux=True)(loop.params, batch, clip, state.kl_coefficient)
         change, optimiser = ppo.optimiser.update(grads, loop.optimiser)
         params = jax.tree.map(lambda p, d: p - lr * d, loop.params, change)
         if "head.log_std" in params:
             params["head.log_std"] = jnp.clip(params["head.log_std"], *LOG_STD_RANGE)
-        stop = loop.stop if c.target_kl is None else told["policy/kl"] > c.target_kl
-        return _Loop(params, optimiser, loop.made + 1, jax.tree.map(jnp.add, loop.sums, told), stop)
+        for name in ppo.shapes:
+            params[name] = jnp.where(state.updates < 0, loop.params[name], params[name])
+        stop = loop.stop if c.target_kl is None else figures["policy/kl"] > c.target_kl
+        return _Loop(params, optimiser, loop.made + 1, jax.tree.map(jnp.add, loop.sums, figures), stop)
 
     def epoch(number: jax.Array, loop: "_Loop") -> "_Loop":
         # Arrays are put in order once per epoch: slices of them are cheap, gathers are not.
@@ -301,7 +329,11 @@ def _update(ppo: PPO, state: State, normaliser: Params, data: Trajectories) -> t
     loop = _while(c.epochs, epoch, loop)
     metrics |= {name: total / loop.made for name, total in loop.sums.items()}
     metrics |= {"policy/epochs": loop.made / minibatches}
-    return State(loop.params, loop.optimiser, returns, state.key, state.updates + 1), metrics
+    penalty = state.kl_coefficient
+    if penalty is not None:
+        metrics["policy/kl_coefficient"] = penalty
+        penalty = jnp.where(state.updates < 0, penalty, adapt(penalty, metrics["policy/kl"], c.kl_target))
+    return State(loop.params, loop.optimiser, returns, state.key, state.updates + 1, penalty), metrics
 
 
 def shuffle(key: jax.Array, mask: jax.Array) -> jax.Array:

@@ -33,6 +33,7 @@ from sparring.networks.policy import Policy
 from sparring.networks.spec import Layer
 
 __all__ = [
+    "FROZEN",
     "Algorithm",
     "Fraction",
     "Metrics",
@@ -46,6 +47,7 @@ __all__ = [
     "Transitions",
 ]
 
+FROZEN = 2000  # updates of critics alone after a warm start, before they teach the policy that was taken in
 Metrics = dict[str, jax.Array]  # "loss/q", "q/mean", …: scalars, means over the updates of one call
 
 
@@ -61,7 +63,7 @@ class OffPolicyConfig(Protocol):
     @property
     def replay(self) -> int: ...  # rows of the replay window
     @property
-    def learning_starts(self) -> int: ...  # transitions before the first update
+    def learning_starts(self) -> int: ...  # steps before the first update
     @property
     def updates_per_step(self) -> float: ...  # of experience
     @property
@@ -85,11 +87,14 @@ class Algorithm(Protocol):
         vectors get layers that fit them.
     :cvar on_policy: it learns from `Trajectories` of recent policies; otherwise from replayed `Transitions`.
     :cvar offline: it learns from recorded play only and has no way to explore.
+    :cvar demonstrations: it imitates people while bots make less than they do: live trainers give it
+        `Transitions.demo`. Those without it learn from people's steps as from anybody's.
     """
 
     config_class: ClassVar[type[msgspec.Struct]]
     on_policy: ClassVar[bool] = False
     offline: ClassVar[bool] = False
+    demonstrations: ClassVar[bool] = False
     game: Game
     config: Any  # an instance of `config_class`, or another with the hyperparameters that trainers read
 
@@ -100,6 +105,11 @@ class Algorithm(Protocol):
     @classmethod
     def defaults_for(cls, observation: Space, given: Mapping[str, Any]) -> Mapping[str, Any]:
         """Hyperparameters that differ from `config_class`'s for such observations. Those that are `given` stay."""
+        return {}
+
+    @classmethod
+    def defaults_for_action(cls, action: Space) -> Mapping[str, Any]:
+        """Hyperparameters that differ from `config_class`'s for such actions; those for the observation come first."""
         return {}
 
     @property
@@ -127,6 +137,15 @@ class Algorithm(Protocol):
 
         :param normaliser: empty, or `normaliser.mean` and `normaliser.std`: arrays of the policy, too.
         """
+
+    def warm_start(self, state: Any, policy: Policy) -> Any | None:
+        """The state that goes on from a policy of this algorithm's network, which another run or algorithm may have
+        trained; none where it cannot. What a policy does not carry, such as critics, stays as in `state`: do not let
+        them teach the policy before they have learned what it does.
+
+        :param policy: has the game, layers, head and shapes of what `policy` gives.
+        """
+        return None
 
     @abstractmethod
     def update(self, state: Any, normaliser: dict[str, Array], data: Any) -> tuple[Any, Metrics]:

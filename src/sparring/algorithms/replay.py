@@ -19,8 +19,10 @@ from sparring.games.spec import Array
 from sparring.networks.policy import features
 from sparring.networks.spec import action_size, feature_shape, image_layout, scaling
 
-__all__ = ["Replay", "Transitions", "encode_action", "encode_obs", "row_bytes"]
+__all__ = ["WINDOW_BYTES", "Replay", "Transitions", "encode_action", "encode_obs", "row_bytes"]
 
+WINDOW_BYTES = 1 << 30  # of a window: a hundred thousand images of 84 × 84 × 4 would take 2.8 GB
+DEMONSTRATED = 0.25  # of a batch at least, while there is something to imitate
 STEP, TERMINAL, END = 0, 1, 2  # a transition; one whose next state is terminal; an observation without a transition
 
 
@@ -32,6 +34,7 @@ class Transitions(NamedTuple):
     reward: Any  # discounted sum over n steps
     next_obs: Any
     discount: Any  # γⁿ, or 0 where the episode ended by the game's rules
+    demo: Any = None  # how much each is to be imitated (`demonstrations`); none: by nobody who demonstrates
 
 
 def encode_obs(game: Game, obs: Array) -> Array:
@@ -61,7 +64,7 @@ def row_bytes(game: Game) -> int:
     """Memory that one row of a replay window takes."""
     obs = math.prod(_stored_shape(game.observation)) * _stored_type(game.observation).itemsize
     return (
-        obs + (action_size(game.action) if isinstance(game.action, Box) else game.action.element.itemsize // 4) * 4 + 5
+        obs + (action_size(game.action) if isinstance(game.action, Box) else game.action.element.itemsize // 4) * 4 + 9
     )
 
 
@@ -80,6 +83,7 @@ class Replay:
             )
             self.reward = np.zeros(capacity, np.float32)
             self.kind = np.full(capacity, END, np.uint8)
+            self.slot = np.zeros(capacity, np.int32)  # whose a row is (`demonstrations`)
         except MemoryError as error:
             raise InputError(f"a replay window of {capacity} rows does not fit this machine: lower `replay`") from error
         self.head = 0  # where the next row goes
@@ -93,8 +97,11 @@ class Replay:
         """Takes a fragment in; returns its encoded observations (for the normaliser)."""
         return self.extend([columns], [terminated])
 
-    def extend(self, fragments: Sequence[Columns], terminated: Sequence[bool]) -> Array:
-        """Takes fragments in as a few long arrays; returns their encoded observations (for the normaliser)."""
+    def extend(
+        self, fragments: Sequence[Columns], terminated: Sequence[bool], slots: Sequence[int] | None = None
+    ) -> Array:
+        """Takes fragments in as a few long arrays; returns their encoded observations (for the normaliser). `slots`:
+        of `demonstrations`, one for each fragment."""
         lengths = np.array([len(f.reward) + 1 for f in fragments], np.int64)
         if (lengths < 2).any():
             raise InputError("a fragment without steps has nothing to learn from")
@@ -107,19 +114,21 @@ class Replay:
         action[steps] = np.concatenate([f.action for f in fragments])
         reward = np.zeros(len(kind), np.float32)
         reward[steps] = np.concatenate([f.reward for f in fragments])
-        return self.extend_rows(np.concatenate([f.obs for f in fragments]), action, reward, kind)
+        slot = 0 if slots is None else np.repeat(np.asarray(slots, np.int32), lengths)
+        return self.extend_rows(np.concatenate([f.obs for f in fragments]), action, reward, kind, slot)
 
-    def extend_rows(self, obs: Array, action: Array, reward: Array, kind: Array) -> Array:
+    def extend_rows(self, obs: Array, action: Array, reward: Array, kind: Array, slot: Array | int = 0) -> Array:
         """Takes raw rows in that already have our form; the last is an END. Returns the encoded observations."""
         if len(kind) > self.capacity:
             raise InputError(f"{len(kind)} rows at once do not fit a replay window of {self.capacity}: add fewer")
         if kind[-1] != END:
             raise ValueError("the last row is a transition, but there is no observation behind it")
         encoded = encode_obs(self.game, obs)
-        self._write(obs if self.compact else encoded, encode_action(self.game, action), reward, kind)
+        slots = np.broadcast_to(np.asarray(slot, np.int32), kind.shape)
+        self._write(obs if self.compact else encoded, encode_action(self.game, action), reward, kind, slots)
         return encoded
 
-    def _write(self, obs: Array, action: Array, reward: Array, kind: Array) -> None:
+    def _write(self, obs: Array, action: Array, reward: Array, kind: Array, slot: Array) -> None:
         total, steps = len(kind), kind != END
         first = min(total, self.capacity - self.head)  # rows before the ring's end; the rest begins anew
         for here, there in (
@@ -128,17 +137,36 @@ class Replay:
         ):
             self.transitions += int(steps[there].sum()) - int((self.kind[here] != END).sum())
             self.obs[here], self.action[here] = obs[there], action[there]
-            self.reward[here], self.kind[here] = reward[there], kind[there]
+            self.reward[here], self.kind[here], self.slot[here] = reward[there], kind[there], slot[there]
         # Our last row is END, so no sample crosses into the remainder of the fragment that was half overwritten.
         self.head = (self.head + total) % self.capacity
         self.rows = min(self.rows + total, self.capacity)
 
     def sample(
-        self, rng: np.random.Generator, updates: int, batch: int, *, gamma: float = 0.99, n_step: int = 1
+        self,
+        rng: np.random.Generator,
+        updates: int,
+        batch: int,
+        *,
+        gamma: float = 0.99,
+        n_step: int = 1,
+        weights: Array | None = None,
     ) -> Transitions:
         """`updates` batches, uniform over the window's transitions. An n-step sum ends early where its fragment does,
-        and then bootstraps from the last observation there is."""
-        return self.gather(self._draw(rng, updates * batch), updates, batch, gamma=gamma, n_step=n_step)
+        and then bootstraps from the last observation there is. `weights`: how much each slot is to be imitated; of
+        those that are, there is at least a share of `DEMONSTRATED` in each batch."""
+        at = self._draw(rng, updates * batch)
+        if weights is not None:
+            at = self._with_demonstrations(rng, at.reshape(updates, batch), weights).reshape(-1)
+        drawn = self.gather(at, updates, batch, gamma=gamma, n_step=n_step)
+        return drawn if weights is None else drawn._replace(demo=weights[self.slot[at]].reshape(updates, batch))
+
+    def _with_demonstrations(self, rng: np.random.Generator, at: Array, weights: Array) -> Array:
+        shown = np.flatnonzero((weights[self.slot[: self.rows]] > 0) & (self.kind[: self.rows] != END))
+        few = int(at.shape[1] * DEMONSTRATED)
+        if 0 < len(shown) < DEMONSTRATED * self.transitions and few:
+            at[:, :few] = shown[rng.integers(0, len(shown), (len(at), few))]
+        return at
 
     def gather(self, at: Array, updates: int, batch: int, *, gamma: float = 0.99, n_step: int = 1) -> Transitions:
         """The transitions that begin at these rows."""
@@ -147,6 +175,8 @@ class Replay:
         for _ in range(n_step):
             row = last % self.capacity
             going &= self.kind[row] != END  # which comes behind every TERMINAL too
+            if not going.any():
+                break  # however many steps were asked for
             reward += np.where(going, discount * self.reward[row], 0.0)
             discount *= np.where(going, gamma * (self.kind[row] != TERMINAL), 1.0)
             last = last + going

@@ -12,11 +12,20 @@ import msgspec
 import numpy as np
 import optax
 
-from sparring.algorithms.protocol import Algorithm, Fraction, Metrics, PositiveFloat, PositiveInt, Transitions
+from sparring.algorithms.protocol import (
+    FROZEN,
+    Algorithm,
+    Fraction,
+    Metrics,
+    NonNegativeFloat,
+    PositiveFloat,
+    PositiveInt,
+    Transitions,
+)
 from sparring.errors import InputError
 from sparring.games import Box, Discrete, Game
 from sparring.games.spec import Array
-from sparring.networks.actor_critic import critic_shapes, critics, sample_squashed
+from sparring.networks.actor_critic import critic_shapes, critics, sample_squashed, squashed
 from sparring.networks.functions import Params, dense, init_params, normalise, torso
 from sparring.networks.policy import Policy
 from sparring.networks.spec import Categorical, Dense, Head, Layer, Squashed, action_size, param_shapes
@@ -24,6 +33,7 @@ from sparring.networks.spec import Categorical, Dense, Head, Layer, Squashed, ac
 __all__ = ["SAC", "Config", "ContinuousSAC", "DiscreteSAC", "State"]
 
 CRITICS = 2
+WARM_TEMPERATURE = 0.1  # at most, beside a policy that plays already
 ENTROPY = 0.5  # of log n: the target for Discrete actions; the paper's 0.98 leaves the policy all but random
 
 
@@ -38,8 +48,9 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     tune_temperature: bool = True  # move α so that the entropy stays near its target; false: α is a constant
     # Nats. None: −1 per dimension of actions scaled to ±1 (paper, app. D), a part of log n for Discrete ones.
     target_entropy: float | None = None
+    imitation: NonNegativeFloat = 1.0  # weight of people's actions, where live play has some; 0: like any play
     replay: PositiveInt = 1_000_000  # rows of the replay window
-    learning_starts: PositiveInt = 1_000  # transitions before the first update
+    learning_starts: PositiveInt = 1_000  # steps before the first update
     updates_per_step: PositiveFloat = 1.0  # gradient steps per step of experience
     normalise: bool = True  # observations to mean 0, deviation 1, inside the policy
     layers: tuple[Layer, ...] = (Dense(256), Dense(256))  # the actor's
@@ -74,6 +85,7 @@ class SAC(Algorithm):
 
 
 class ContinuousSAC(SAC):
+    demonstrations = True
     head: Head = Squashed()
 
     def __init__(self, game: Game, config: Config = Config()) -> None:
@@ -110,6 +122,17 @@ class ContinuousSAC(SAC):
         params = {name: np.asarray(p) for name, p in state.actor.items()}
         return Policy(self.game, self.config.layers, self.head, params | normaliser, exploration)
 
+    def warm_start(self, state: State, policy: Policy) -> State:
+        """The critics come first: they teach the actor only once `updates` is no longer negative. The temperature is
+        low: at its start it would make any policy random again."""
+        actor = {name: jnp.asarray(policy.params[name]) for name in state.actor}
+        return state._replace(
+            actor=actor,
+            actor_optimiser=self.optimiser.init(actor),
+            log_temperature=jnp.log(jnp.float32(min(self.config.temperature, WARM_TEMPERATURE))),
+            updates=jnp.full((), -FROZEN, jnp.int32),
+        )
+
     def update(self, state: State, normaliser: dict[str, Array], batches: Transitions) -> tuple[State, Metrics]:
         """One gradient step per leading row of `batches`, fused into one call; metrics are means over them."""
         return _update(self, state, normaliser, batches)
@@ -144,7 +167,17 @@ class ContinuousSAC(SAC):
     ) -> tuple[jax.Array, jax.Array]:
         """Eq. 9: −V(s) = α log π(a|s) − minᵢ Qᵢ(s,a), a ~ π(·|s); and the mean log-probability."""
         value, log_prob = self.soft_value(actor, state.critic, batch.obs, jnp.exp(state.log_temperature), key)
-        return -value.mean(), log_prob.mean()
+        loss = -value.mean()
+        if batch.demo is not None and self.config.imitation:
+            loss += self.config.imitation * self.imitation_loss(actor, batch, value)
+        return loss, log_prob.mean()
+
+    def imitation_loss(self, actor: Params, batch: Transitions, value: jax.Array) -> jax.Array:
+        """(tanh μ(s) − a)² of people's actions, as in TD3+BC (Fujimoto & Gu 2021), times the size of the values, so
+        that neither rules whatever the game's rewards are."""
+        mean, _ = squashed(dense(actor, "head", torso(self.config.layers, actor, batch.obs)))
+        error = (batch.demo * jnp.square(jnp.tanh(mean) - batch.action).sum(-1)).sum() / (batch.demo.sum() + 1.0)
+        return jax.lax.stop_gradient(jnp.abs(value).mean()) * error
 
     def temperature_loss(self, log_temperature: jax.Array, log_prob: jax.Array) -> jax.Array:
         """Eq. 18 with log α in the place of α: the same sign, but a step does not shrink with α itself."""
@@ -156,6 +189,7 @@ class DiscreteSAC(ContinuousSAC):
     2019)."""
 
     head = Categorical()
+    demonstrations = False
 
     def shapes_of_critics(self) -> dict[str, tuple[int, ...]]:
         one = param_shapes(self.game, self.config.critic_layers, self.head)
@@ -191,7 +225,8 @@ def _update(sac: ContinuousSAC, state: State, normaliser: Params, batches: Trans
         key, critic_key, actor_key = jax.random.split(jax.random.wrap_key_data(state.key), 3)
         state = state._replace(key=jax.random.key_data(key), updates=state.updates + 1)
         state, critic_metrics = _learn_critic(sac, state, batch, critic_key)
-        state, actor_metrics = _learn_actor(sac, state, batch, actor_key)
+        learned, actor_metrics = _learn_actor(sac, state, batch, actor_key)
+        state = jax.tree.map(lambda old, new: jnp.where(state.updates < 0, old, new), state, learned)
         return state, critic_metrics | actor_metrics
 
     state, metrics = jax.lax.scan(step, state, batches)

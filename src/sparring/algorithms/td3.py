@@ -11,6 +11,7 @@ import numpy as np
 import optax
 
 from sparring.algorithms.protocol import (
+    FROZEN,
     Algorithm,
     Fraction,
     Metrics,
@@ -46,7 +47,7 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     exploration_final: NonNegativeFloat = 0.1  # … and after
     exploration_steps: PositiveInt = 2_000  # this many steps of experience
     replay: PositiveInt = 1_000_000  # rows of the replay window
-    learning_starts: PositiveInt = 1_000  # transitions before the first update
+    learning_starts: PositiveInt = 1_000  # steps before the first update
     updates_per_step: PositiveFloat = 1.0  # gradient steps per step of experience
     normalise: bool = True  # observations to mean 0, deviation 1, inside the policy
     layers: tuple[Layer, ...] = (Dense(256), Dense(256))  # the actor's
@@ -102,6 +103,16 @@ class TD3(Algorithm):
         params = {name: np.asarray(p) for name, p in state.actor.items()}
         return Policy(self.game, self.config.layers, self.head, params | normaliser, exploration)
 
+    def warm_start(self, state: State, policy: Policy) -> State:
+        """The critics come first: they teach the actor only once `updates` is no longer negative."""
+        actor = {name: jnp.asarray(policy.params[name]) for name in state.actor}
+        return state._replace(
+            actor=actor,
+            target_actor=actor,
+            actor_optimiser=self.optimiser.init(actor),
+            updates=jnp.full((), -FROZEN, jnp.int32),
+        )
+
     def update(self, state: State, normaliser: dict[str, Array], batches: Transitions) -> tuple[State, Metrics]:
         """One gradient step per leading row of `batches`, fused into one call; metrics are means over them."""
         return _update(self, state, normaliser, batches)
@@ -140,7 +151,7 @@ def _update(td3: TD3, state: State, normaliser: Params, batches: Transitions) ->
         key, critic_key = jax.random.split(jax.random.wrap_key_data(state.key))
         state = state._replace(key=jax.random.key_data(key), updates=state.updates + 1)
         state, metrics = _learn_critic(td3, state, batch, critic_key)
-        due = state.updates % td3.config.policy_delay == 0
+        due = (state.updates % td3.config.policy_delay == 0) & (state.updates >= 0)
         state = jax.lax.cond(due, lambda: _learn_actor(td3, state, batch), lambda: state)
         return state, metrics | {"loss/actor": state.actor_loss}
 

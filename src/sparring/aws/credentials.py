@@ -64,7 +64,7 @@ class Kept:
         self._lock = threading.Lock()
         self._kept: Credentials | None = None
         self._again = 0.0  # by the monotonic clock: not asked again before
-        self._told = False
+        self._warned = False
         self._variables: dict[str, str] = {}
 
     def __call__(self) -> Credentials | None:
@@ -86,11 +86,11 @@ class Kept:
                 found, why = None, str(error)
             if found is None and left > 0:
                 self._again = now + RETRY
-                if not self._told:
-                    self._told = True
+                if not self._warned:
+                    self._warned = True
                     log.warning("AWS credentials could not be renewed, the old ones are good for %.0f s: %s", left, why)
                 return kept
-            self._kept, self._told, self._variables = found, False, variables
+            self._kept, self._warned, self._variables = found, False, variables
             self._again = now + self._lasting if found is not None and found.expires is None else 0.0
             return found
 

@@ -24,14 +24,14 @@ from sparring.errors import Busy, InputError
 __all__ = [
     "IteratorExpired",
     "Kinesis",
-    "Page",
     "PositionUnknown",
     "Put",
     "PutResult",
     "Record",
+    "RecordPage",
     "Shard",
     "StreamBusy",
-    "Summary",
+    "StreamSummary",
     "TooLargeRequest",
     "default_directory",
 ]
@@ -129,7 +129,7 @@ class Record(msgspec.Struct, frozen=True, rename="pascal"):
     partition_key: str
 
 
-class Page(msgspec.Struct, frozen=True, rename="pascal"):
+class RecordPage(msgspec.Struct, frozen=True, rename="pascal"):
     """Records, and where to go on; no iterator: the shard is closed and this was its end."""
 
     records: list[Record]
@@ -137,7 +137,7 @@ class Page(msgspec.Struct, frozen=True, rename="pascal"):
     millis_behind_latest: int = 0
 
 
-class Summary(msgspec.Struct, frozen=True, rename="pascal"):
+class StreamSummary(msgspec.Struct, frozen=True, rename="pascal"):
     stream_name: str
     stream_status: str
     retention_period_hours: int
@@ -164,7 +164,7 @@ class _Iterator(msgspec.Struct, frozen=True, rename="pascal"):
 
 
 class _Description(msgspec.Struct, frozen=True, rename="pascal"):
-    stream_description_summary: Summary
+    stream_description_summary: StreamSummary
 
 
 class Kinesis:
@@ -218,8 +218,8 @@ class Kinesis:
             asked |= {"ShardIteratorType": "AFTER_SEQUENCE_NUMBER", "StartingSequenceNumber": after}
         return self._ask("GetShardIterator", asked, _Iterator).shard_iterator
 
-    def page(self, iterator: str, limit: int) -> Page:
-        return self._ask("GetRecords", {"ShardIterator": iterator, "Limit": limit}, Page, stream=False)
+    def page(self, iterator: str, limit: int) -> RecordPage:
+        return self._ask("GetRecords", {"ShardIterator": iterator, "Limit": limit}, RecordPage, stream=False)
 
     def shards(self) -> list[Shard]:
         """All that may still hold records, closed ones too."""
@@ -230,7 +230,7 @@ class Kinesis:
             shards += found.shards
         return shards
 
-    def summary(self, patience: float = PATIENCE) -> Summary:
+    def summary(self, patience: float = PATIENCE) -> StreamSummary:
         return self._ask("DescribeStreamSummary", {}, _Description, patience=patience).stream_description_summary
 
     def create(self, shards: int, retention: int) -> None:

@@ -24,7 +24,7 @@ from sparring.aws import sdk
 from sparring.aws.sign import Credentials, endpoint, partition, sign
 from sparring.errors import InputError, SparringError
 
-__all__ = ["Bucket"]
+__all__ = ["S3Bucket"]
 
 NAME = re.compile(r"[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]")
 # Nothing that a policy or a URL reads in another way.
@@ -32,10 +32,14 @@ PREFIX = re.compile(r"([A-Za-z0-9_-][A-Za-z0-9._-]*(/[A-Za-z0-9_-][A-Za-z0-9._-]
 EXAMPLE = "s3://my-bucket/bots?region=eu-west-1"
 CONNECT, ANSWER, RETRY = 3.0, 15.0, 10.0  # seconds: a publisher that waits does not learn
 PROPAGATION = 20.0  # seconds until a new policy holds everywhere
-OURS = re.compile(r"games/(README\.md|[^/]+/models/[^/]+/(latest\.json|[1-9][0-9]*/[^/]+))")
+OURS = re.compile(
+    r"games/(README\.md|[^/]+/ab\.json|[^/]+/models/[^/]+/((latest|aliases/[^/]+|moves/[^/]+)\.json|[1-9][0-9]*/[^/]+))"
+)
 README = b"""# Bots, published by Sparring
 
-    games/<game>/models/<model>/latest.json               the newest version's number
+    games/<game>/models/<model>/latest.json               the version that players get
+    games/<game>/models/<model>/aliases/<name>.json       other names of versions; `candidate` is on trial
+    games/<game>/models/<model>/moves/<number>.json       the journal: which name was moved, when and why
     games/<game>/models/<model>/<version>/manifest.json   what it is: game, metrics, data, sha256 of every file
     games/<game>/models/<model>/<version>/policy.onnx     raw observation in, action out
 
@@ -51,7 +55,7 @@ BLOCK = {"BlockPublicAcls": True, "IgnorePublicAcls": True, "BlockPublicPolicy":
 
 
 @dataclass(frozen=True)
-class Bucket:
+class S3Bucket:
     """`s3://name/prefix?region=…`, or with `&endpoint=http://…` another server that speaks S3."""
 
     name: str
@@ -60,7 +64,7 @@ class Bucket:
     endpoint: str | None = None
 
     @classmethod
-    def parse(cls, address: str) -> "Bucket":
+    def parse(cls, address: str) -> "S3Bucket":
         parts = urlsplit(address)
         options = dict(parse_qsl(parts.query))
         region = options.pop("region", None) or chain.region()

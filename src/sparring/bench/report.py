@@ -92,13 +92,13 @@ def write(out: Path, experiment: Experiment, found: Sequence[Measured], command:
 
 
 def reference(experiment: Experiment) -> dict[str, dict[int, float]]:
-    return REFERENCE.get(experiment.name, {}) if experiment.game == REFERENCE_GAME else {}
+    return REFERENCE.get(experiment.name, {}) if experiment.game_id == REFERENCE_GAME else {}
 
 
 def markdown(experiment: Experiment, found: Sequence[Measured], lines: Sequence[Line], command: str) -> str:
     rounds, steps = len(found[0].rounds), lines[0]["iteration_s"] * lines[0]["steps_per_s"]
     text = [
-        f"# Scaling: {experiment.name} on {experiment.game}\n",
+        f"# Scaling: {experiment.name} on {experiment.game_words}\n",
         f"`{command}`\n",
         f"Runner `{experiment.runner}`, {experiment.rollout.envs} environments of each worker, {steps:,.0f} steps an "
         f"iteration; {os.cpu_count()} cores ({platform.machine()}, {platform.system()}). Medians of {rounds} rounds in "
@@ -171,7 +171,7 @@ def draw(out: Path, experiment: Experiment, lines: Sequence[Line]) -> None:
 
     for name, picture in (("time_by_workers.png", _by_workers), ("time_by_task.png", _by_task)):
         figure = picture(pyplot, experiment, lines)
-        figure.suptitle(f"{experiment.name.upper()} on {experiment.game}, {os.cpu_count()} cores", fontsize=12)
+        figure.suptitle(f"{experiment.name.upper()} on {experiment.game_words}, {os.cpu_count()} cores", fontsize=12)
         figure.tight_layout()
         figure.savefig(out / name, dpi=130)
         pyplot.close(figure)

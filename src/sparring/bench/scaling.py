@@ -1,22 +1,17 @@
 """`sparring bench scaling`: the same experiment with more and more workers. Every measurement is a process of its own,
 so none inherits compiled code, memory or devices from another; configurations take turns, round after round."""
 
-import contextlib
-import json
 import os
 import statistics
-import subprocess
-import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import msgspec
-
-from sparring.errors import InputError, SparringError
+from sparring.bench.child import open_child, say, serve
+from sparring.errors import InputError
 from sparring.experiment import Experiment
 from sparring.runs.metrics import PHASES, Row
 
@@ -86,8 +81,9 @@ def check(experiment: Experiment, wanted: list[Configuration]) -> None:
     if experiment.source != "simulate":
         raise InputError("scaling is about rollout workers, and this experiment has none: its source is a store")
     experiments = [each.of(experiment) for each in wanted]
-    with _child({"check": experiments, "gpus": max((each.gpus or 0) for each in wanted)}, dict(os.environ)) as lines:
-        for _ in lines:
+    order = {"check": experiments, "gpus": max((each.gpus or 0) for each in wanted)}
+    with open_child(__name__, order, dict(os.environ)) as child:
+        for _ in child.lines:
             pass
 
 
@@ -96,9 +92,9 @@ def measure_all(
     wanted: list[Configuration],
     iterations: int,
     rounds: int,
-    tell: Callable[[int, Configuration, int], None],
+    on_progress: Callable[[int, Configuration, int], None],
 ) -> list[Measured]:
-    """`tell` hears which iteration of which configuration in which round is done."""
+    """`on_progress` hears which iteration of which configuration in which round is done."""
     found = [Measured(each) for each in wanted]
     for number in range(rounds):
         for each in found:
@@ -107,26 +103,34 @@ def measure_all(
                 environment["JAX_PLATFORMS"] = "cpu"
 
             def progress(done: int, now: Configuration = each.configuration, number: int = number) -> None:
-                tell(number, now, done)
+                on_progress(number, now, done)
 
             each.rounds.append(measure(each.configuration.of(experiment), iterations, environment, progress))
     return found
 
 
 def measure(
-    experiment: Experiment, iterations: int, environment: dict[str, str], progress: Callable[[int], None]
+    experiment: Experiment,
+    iterations: int,
+    environment: dict[str, str],
+    progress: Callable[[int], None],
+    *,
+    cores: Collection[int] | None = None,
+    on_row: Callable[[bool], None] = lambda counts: None,
 ) -> Round:
+    """`on_row` hears after each iteration whether it counts: the first ones warm up."""
     began, start, done = time.perf_counter(), 0.0, 0
     rows: list[Row] = []
     end: dict[str, Any] = {}
-    with _child({"measure": experiment, "iterations": iterations}, environment) as lines:
-        for line in lines:
+    with open_child(__name__, {"measure": experiment, "iterations": iterations}, environment, cores) as child:
+        for line in child.lines:
             if "row" not in line:
                 end = line
                 continue
             start = start or time.perf_counter() - began
             if line["counts"]:
                 rows.append(line["row"])
+            on_row(line["counts"])
             done += 1
             progress(done)
     seconds, steps = (sum(row[name] for row in rows) for name in ("seconds", "steps"))
@@ -143,45 +147,7 @@ def measure(
     )
 
 
-@contextlib.contextmanager
-def _child(order: dict[str, Any], environment: dict[str, str]) -> Iterator[Iterator[dict[str, Any]]]:
-    """A process that does as ordered; what it says, line by line."""
-    with (
-        tempfile.TemporaryFile("w+") as errors,
-        subprocess.Popen(
-            [sys.executable, "-m", "sparring.bench.scaling"],
-            env=environment,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=errors,
-            text=True,
-        ) as process,
-    ):
-        assert process.stdin is not None
-        assert process.stdout is not None
-        try:
-            process.stdin.write(msgspec.json.encode(order).decode())
-            process.stdin.close()
-            yield (_said(line) for line in process.stdout if line.startswith("{"))
-            if process.wait():
-                errors.seek(0)
-                raise SparringError(f"measuring failed:\n{errors.read()[-3000:]}")
-        finally:
-            process.terminate()
-
-
-def _said(line: str) -> dict[str, Any]:
-    said: dict[str, Any] = json.loads(line)
-    if "error" in said:
-        raise (InputError if said["input"] else SparringError)(said["error"])
-    return said
-
-
 # In the child
-
-
-def say(**words: Any) -> None:
-    print(json.dumps(words), flush=True)
 
 
 def check_here(experiments: list[Experiment], gpus: int) -> None:
@@ -228,16 +194,12 @@ def measure_here(experiment: Experiment, iterations: int) -> None:
             trainee.close()
 
 
-def main() -> None:
-    order = json.loads(sys.stdin.read())
-    try:
-        if "check" in order:
-            check_here([Experiment.parse(each) for each in order["check"]], order["gpus"])
-        else:
-            measure_here(Experiment.parse(order["measure"]), order["iterations"])
-    except SparringError as error:
-        say(error=str(error), input=isinstance(error, InputError))
+def do(order: dict[str, Any]) -> None:
+    if "check" in order:
+        check_here([Experiment.parse(each) for each in order["check"]], order["gpus"])
+    else:
+        measure_here(Experiment.parse(order["measure"]), order["iterations"])
 
 
 if __name__ == "__main__":
-    main()
+    serve(do)

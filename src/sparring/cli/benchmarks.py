@@ -2,12 +2,17 @@
 
 import shlex
 import sys
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from sparring.cli.options import GameOption, examples, show_whole
 from sparring.errors import InputError
+
+if TYPE_CHECKING:
+    from sparring.bench.inference import Measured
 
 __all__ = ["app"]
 
@@ -61,10 +66,10 @@ def scaling(
     with console.status("looking whether all of it can be measured here …") as status:
         check(what, wanted)
 
-        def tell(number: int, now: Configuration, iteration: int) -> None:
+        def on_progress(number: int, now: Configuration, iteration: int) -> None:
             status.update(f"round {number + 1} of {rounds}: {now}, iteration {iteration} …")
 
-        found = measure_all(what, wanted, iterations, rounds, tell)
+        found = measure_all(what, wanted, iterations, rounds, on_progress)
     report.write(out, what, found, shlex.join(["sparring", *sys.argv[1:]]))
     columns = {
         "workers": "workers",
@@ -77,11 +82,167 @@ def scaling(
         "memory_mb": "MB",
     }
     rows = [tuple(_cell(line[key]) for key in columns) for line in report.table(found)]
-    Console().print(table(f"{what.name} on {what.game}", tuple(f">{name}" for name in columns.values()), rows))
+    Console().print(table(f"{what.name} on {what.game_words}", tuple(f">{name}" for name in columns.values()), rows))
     typer.echo(f"written: {out / 'scaling.md'}")
 
 
-def _cell(value: float | None) -> str:
+@app.command(
+    epilog=examples(
+        "sparring bench inference runs/CartPole-v1-ppo-1@best --steps 2000",
+        "sparring bench inference CartPole-v1/bot --runtime numpy,onnx --episodes 10 --output times.csv",
+        "sparring bench inference theirs.onnx --game ALE/Pong-v5 --runtime onnx --cpu-affinity 0",
+    )
+)
+def inference(
+    models: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="MODEL…",
+            help="Runs (RUN@best, RUN@40), published GAME[/MODEL[/VERSION]], or .onnx and .tflite files of anybody.",
+        ),
+    ],
+    runtime: Annotated[
+        str,
+        typer.Option(help="Some of jax, numpy, onnx, onnx-int8, tflite, tflite-int8, coral, c, c-int8, with commas."),
+    ] = "jax,numpy,onnx",
+    episodes: Annotated[int | None, typer.Option(min=1, help="Episodes of each; they win over --steps.")] = None,
+    steps: Annotated[int | None, typer.Option(min=1, help="Inferences of each; default: 1000.")] = None,
+    output: Annotated[
+        Path, typer.Option(help="The .csv of every inference; others with their names after it, and a picture.")
+    ] = Path("times.csv"),
+    game: Annotated[str | None, typer.Option(metavar="ID", help="The game; needed for files of others.")] = None,
+    changes: GameOption = None,
+    threads: Annotated[int, typer.Option(min=1, help="Threads of each runtime.")] = 1,
+    cpu_affinity: Annotated[str | None, typer.Option(metavar="0,1", help="Run on these cores alone.")] = None,
+    gpu: Annotated[str, typer.Option(metavar="none|all|0|0,1", help="GPUs that JAX may use.")] = "none",
+    warmup: Annotated[int, typer.Option(min=0, help="Inferences before the first that counts.")] = 20,
+    calibrate: Annotated[int, typer.Option(min=1, help="Observations of own play that int8 formats see.")] = 100,
+    seed: Annotated[int, typer.Option(min=0, help="Of the games.")] = 0,
+    meter: Annotated[
+        str | None, typer.Option(metavar="COMMAND", help="A power meter: a command that prints watts.")
+    ] = None,
+    save_info: Annotated[
+        Path | None, typer.Option(metavar="FILE.npz", help="Keep every observation and action.")
+    ] = None,
+    video_dir: Annotated[Path | None, typer.Option(help="A video of each, after it was measured.")] = None,
+    registry: Annotated[str, typer.Option(help="Where published models are looked up.")] = ".sparring/registry",
+) -> None:
+    """Time every inference of policies by one runtime after the other, apart from the game.
+
+    Each plays whole episodes in a process of its own; the same seeds for all."""
+    import tempfile
+
+    from rich.console import Console
+
+    from sparring.bench import inference as measuring
+    from sparring.bench import inference_report, placing, runtimes
+
+    names = [name.strip() for name in runtime.split(",") if name.strip()]
+    runtimes.check(names)
+    settings = measuring.Settings(
+        episodes=episodes,
+        steps=steps or 1000,
+        seed=seed,
+        warmup=warmup,
+        threads=threads,
+        cores=None if cpu_affinity is None else placing.parse_affinity(cpu_affinity),
+        gpus=placing.parse_gpus(gpu),
+        calibrate=calibrate,
+        meter=meter,
+        info=save_info is not None,
+        videos=video_dir,
+    )
+    inference_report.check_output(output, save_info, video_dir)
+    found = [measuring.find(target, game, registry, changes or []) for target in models]
+    console = Console(stderr=True)
+    with tempfile.TemporaryDirectory() as folder, console.status("getting ready …") as status:
+        measured = measuring.measure_all(
+            found, names, settings, Path(folder), lambda words: status.update(f"{words} …")
+        )
+        written = inference_report.write(measured, output, save_info)
+    _print_inference(measured)
+    typer.echo("written: " + ", ".join(str(path) for path in written))
+
+
+def _print_inference(measured: "Sequence[Measured]") -> None:
+    from sparring.bench.inference_report import SUMMARY, rows, study_rows
+    from sparring.terminal import table
+
+    lines = rows(measured)
+    shown = [name for name in SUMMARY if name not in ("measured", "skipped", "steps", "episodes")]
+    texts = ("model", "runtime", "energy_source", "device")
+    columns = [SUMMARY[name] if name in texts else f">{SUMMARY[name]}" for name in shown]
+    done = [line for line in lines if "skipped" not in line]
+    show_whole(table("inference", columns, [[_cell(line.get(name)) for name in shown] for line in done]))
+    for line in lines:
+        if "skipped" in line:
+            typer.echo(f"skipped: {line['model']} by {line['runtime']}: {line['skipped']}")
+    if theirs := study_rows(measured):
+        title = "the hardware study's means, on its machines"
+        rest = [(line["model"], line["runtime"], _cell(line["p50_ms"])) for line in theirs]
+        show_whole(table(title, ("model", "runtime", ">ms"), rest))
+
+
+@app.command(
+    epilog=examples(
+        "sparring bench hardware experiments/pong/model1.yaml experiments/pong/model3.yaml",
+        "sparring bench hardware e.yaml --devices none,0,both --workers 0,8 --affinity all,0-3 --iterations 5",
+    )
+)
+def hardware(
+    experiments: Annotated[list[Path], typer.Argument(metavar="EXPERIMENT.yaml…", help="What to train: the models.")],
+    devices: Annotated[
+        str | None,
+        typer.Option(help="GPUs that learn: none, 0, 0+1, both; default: all that there are, and the study's."),
+    ] = None,
+    workers: Annotated[str | None, typer.Option(help="Rollout workers; default: 0, 1, 2, 4 … as cores allow.")] = None,
+    affinity: Annotated[
+        str, typer.Option(help="Cores: all, or numbers such as 0 or 0-3, with commas between.")
+    ] = "all",
+    precision: Annotated[str, typer.Option(help="float32, bfloat16, or both with a comma between.")] = "float32",
+    iterations: Annotated[int, typer.Option(min=1, help="Of each configuration, after warm-up.")] = 3,
+    changes: Annotated[
+        list[str] | None, typer.Option("--set", help="Change a key of all, such as algorithm.steps=4096; repeatable.")
+    ] = None,
+    meter: Annotated[
+        str | None, typer.Option(metavar="COMMAND", help="A power meter: a command that prints watts.")
+    ] = None,
+    out: Annotated[Path, typer.Option(help="Directory for the report, and to go on from.")] = Path("hardware"),
+) -> None:
+    """Train some iterations of every model on every device, with every number of workers, and report.
+
+    Stopped by Ctrl-C or SIGTERM, it writes what there is and exits with 75: the same command goes on."""
+    from rich.console import Console
+
+    from sparring.bench import hardware as measuring
+    from sparring.bench import hardware_report
+    from sparring.terminal import table
+
+    matrix = measuring.matrix_of(experiments, devices, workers, affinity, precision, changes or [])
+    hardware_report.pyplot()  # before an hour of measuring
+    console = Console(stderr=True)
+    with console.status("getting ready …") as status:
+
+        def on_progress(words: str) -> None:
+            status.update(f"{words} …")
+            if not console.is_terminal:
+                typer.echo(words, err=True)
+
+        found, skipped, whole = measuring.measure_all(matrix, out, iterations, meter=meter, on_progress=on_progress)
+    written = hardware_report.write(out, matrix, found, skipped, shlex.join(["sparring", *sys.argv[1:]]), iterations)
+    show_whole(table("hardware", hardware_report.heads, hardware_report.rows(matrix, found)))
+    if skipped:
+        names = ("model", "device", "workers", "cores", "precision", "skipped, since")
+        show_whole(table("not measured", names, [(*columns, why) for columns, why in measuring.grouped(skipped)]))
+    typer.echo("written: " + ", ".join(str(path) for path in written))
+    if not whole:
+        typer.echo("interrupted: the same command goes on", err=True)
+        raise typer.Exit(75)
+
+
+def _cell(value: float | str | None) -> str:
     if value is None:
         return "–"
+    if isinstance(value, str):
+        return value
     return f"{value:,.0f}" if value >= 1000 else f"{value:.4g}"

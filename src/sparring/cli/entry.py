@@ -13,7 +13,22 @@ except ImportError:
     sys.exit("The command line needs typer and rich: pip install 'sparring[play]' (or 'sparring[platform]')")
 
 from sparring import __version__
-from sparring.cli import benchmarks, cluster, inspecting, serving, stores, streams, sweep, training
+from sparring.cli import (
+    ab_testing,
+    benchmarks,
+    changing,
+    cluster,
+    episode_commands,
+    exports,
+    files_of_play,
+    inspecting,
+    promoting,
+    serving,
+    stores,
+    streams,
+    sweep,
+    training,
+)
 from sparring.cli import registry as registries
 from sparring.cli.options import examples
 
@@ -46,12 +61,25 @@ def _root(
 
 app.add_typer(serving.app)
 app.add_typer(inspecting.app)
+app.add_typer(changing.app)
+app.add_typer(promoting.app)
+app.add_typer(
+    ab_testing.app,
+    name="ab",
+    epilog=examples(
+        "sparring ab start my-game bot=0.5 careful=0.5", "sparring ab", "sparring ab stop my-game --keep careful"
+    ),
+)
+app.add_typer(episode_commands.app)
 # Commands about runs of the training core.
 app.command(
     epilog=examples(
         "sparring train CartPole-v1 --algorithm ppo",
         "sparring train experiments/pendulum-sac.yaml --set algorithm.lr=1e-3 --set seed=2 --out runs/second",
         "sparring train runs/second --resume --set stop.steps=100_000",
+        "sparring train LunarLander-v3 --set game.gravity=-5 --iterations 50 --name light",
+        "sparring train experiments/pong/model1.yaml --gpu 0 --cpu-affinity 0,1 --workers 2",
+        "sparring train --restore runs/second@40 --name third",
     )
 )(training.train)
 app.command(
@@ -63,10 +91,23 @@ app.command("eval", epilog=examples(f"sparring eval {RUN} --episodes 50", "sparr
 )
 app.command(epilog=examples(f"sparring record {RUN}", f"sparring record {RUN} out.mp4 --episodes 3"))(training.record)
 app.command(epilog=examples(f"sparring plot {RUN} runs/CartPole-v1-ppo-2 --out figure.png"))(training.plot)
-app.command(epilog=examples(f"sparring publish {RUN}", f"sparring publish {RUN} --model careful"))(training.publish)
-app.command(epilog=examples(f"sparring export {RUN}@best", f"sparring export {RUN} --to my_formats:Json --out out"))(
-    training.export
+app.command(epilog=examples(f"sparring publish {RUN}", f"sparring publish {RUN} --model careful --also tflite-int8,c"))(
+    training.publish
 )
+app.command(
+    epilog=examples(
+        f"sparring export {RUN}@best",
+        f"sparring export {RUN} --to tflite-int8,c-int8 --calibrate 500 --out out",
+        f"sparring export {RUN} --to my_formats:Json --out out",
+    )
+)(exports.export)
+app.command(
+    epilog=examples(
+        f"sparring dataset {RUN} play.npz",
+        "sparring dataset CartPole-v1 play.npz --samples 500 --policy random",
+        "sparring dataset .sparring play.npz --game my-game",
+    )
+)(exports.dataset)
 app.command(epilog=examples("sparring runs", "sparring runs experiments/of-monday"))(training.runs)
 app.command(epilog=examples("sparring schema", "sparring schema sweep --out sweep.schema.json"))(training.schema)
 app.add_typer(
@@ -87,6 +128,14 @@ app.add_typer(
     stores.app,
     name="store",
     epilog=examples("sparring store init cassandra://10.0.0.1,10.0.0.2/play", "sparring store stats .sparring"),
+)
+app.add_typer(
+    files_of_play.app,
+    name="data",
+    epilog=examples(
+        "sparring data export my-game out/ --format parquet --people --since 7d",
+        "sparring data import my-game out/ --format parquet",
+    ),
 )
 app.add_typer(cluster.app, name="cluster", epilog=examples("sparring cluster up --head", "sparring cluster status"))
 app.add_typer(

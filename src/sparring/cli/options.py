@@ -1,21 +1,31 @@
 """What commands share: options, examples, and asking a platform."""
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
+import msgspec
 import typer
 from rich.console import Console
+
+from sparring.errors import InputError
+
+if TYPE_CHECKING:
+    from sparring.games import Game
 
 __all__ = [
     "DEFAULT_SERVER",
     "AlgorithmOption",
     "DataOption",
+    "GameOption",
     "JsonOption",
     "ServerOption",
+    "SetOption",
     "change",
     "examples",
     "get",
+    "set_game",
     "show",
+    "show_whole",
 ]
 
 DEFAULT_SERVER = "http://127.0.0.1:8400"
@@ -24,12 +34,29 @@ AlgorithmOption = Annotated[
     str | None, typer.Option(help="What learns: dqn, ppo, …, or module:Class; default: by the game's actions.")
 ]
 DataOption = Annotated[Path, typer.Option(help="Directory for everything: store, registry, checkpoints.")]
+SetOption = Annotated[
+    list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Set one value; may be repeated.")
+]
+GameOption = Annotated[
+    list[str] | None, typer.Option("--set", metavar="game.KEY=VALUE", help="Set the game, such as game.gravity=-5.")
+]
 JsonOption = Annotated[bool, typer.Option("--json", help="As JSON, for scripts.")]
 
 
 def examples(*lines: str) -> str:
     """For a command's `epilog`."""
     return "Examples:\n\n" + "\n\n".join(f"  $ {line}" for line in lines)
+
+
+def set_game(game: str | dict[str, Any], changes: list[str] | None) -> "Game":
+    """A game by its id, or as an experiment has it, with changes such as `game.gravity=-5`."""
+    from sparring.experiment import override
+    from sparring.games import catalog
+
+    data = override({"game": game}, changes or [])
+    if other := next((key for key in data if key != "game"), None):
+        raise InputError(f"--set {other}: only the game can be set here, such as --set game.gravity=-5")
+    return catalog.load(data["game"])
 
 
 def get(server: str, kind: Any, *path: str, query: str = "") -> Any:
@@ -42,16 +69,23 @@ def get(server: str, kind: Any, *path: str, query: str = "") -> Any:
         connection.close()
 
 
-def change(server: str, method: str, *path: str) -> Any:
-    """A change may take a while: the store removes much in small pieces."""
+def change(server: str, method: str, *path: str, body: Any = None, query: str = "") -> Any:
+    """A change may take a while: the store removes much in small pieces. `body`: a message, sent as JSON."""
     from sparring.client.transports.http import HttpConnection
 
     connection = HttpConnection(server)
+    text, headers = (None, None) if body is None else (msgspec.json.encode(body), {"Content-Type": "application/json"})
     try:
-        return connection.request(method, *path, timeout=600.0)
+        return connection.request(method, *path, body=text, headers=headers, timeout=600.0, query=query)
     finally:
         connection.close()
 
 
 def show(renderable: Any) -> None:
     Console().print(renderable)
+
+
+def show_whole(renderable: Any) -> None:
+    """Nothing is cut: long cells go on in the next line on a terminal, and are one line each in a file or a pipe."""
+    console = Console() if Console().is_terminal else Console(width=4000)
+    console.print(renderable)

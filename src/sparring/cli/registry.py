@@ -32,9 +32,9 @@ def init(
     ] = False,
 ) -> None:
     """Make a bucket ready: create it if there is none and, with --public, open it to games. May be repeated."""
-    from sparring.aws.s3 import Bucket
+    from sparring.aws.s3 import S3Bucket
 
     if not address.startswith("s3://"):
         raise InputError(f"{address} is not a bucket (s3://…): a directory needs no preparation")
-    for done in Bucket.parse(address).init(public):
+    for done in S3Bucket.parse(address).init(public):
         typer.echo(done)

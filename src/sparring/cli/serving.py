@@ -1,9 +1,10 @@
 """Commands that run something of the platform: demo, up, play; and init, which begins a game of one's own."""
 
 import itertools
+import time
 from collections import deque
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import msgspec
 import typer
@@ -11,8 +12,20 @@ from rich.console import Console
 from rich.markup import escape
 
 from sparring.cli import streams
-from sparring.cli.options import DEFAULT_SERVER, AlgorithmOption, DataOption, ServerOption, examples
+from sparring.cli.options import (
+    DEFAULT_SERVER,
+    AlgorithmOption,
+    DataOption,
+    GameOption,
+    ServerOption,
+    SetOption,
+    examples,
+    set_game,
+)
 from sparring.errors import InputError
+
+if TYPE_CHECKING:
+    from sparring.store.profile import GameSettings
 
 __all__ = ["app"]
 
@@ -43,6 +56,7 @@ def demo(
     epilog=examples(
         "sparring up",
         "sparring up --data /srv/sparring --host 0.0.0.0 --port 80 --allowed-host play.example.org",
+        "sparring up --set promotion.canary=0.2 --set pace=5",
         "sparring up --registry 's3://my-bucket/bots?region=eu-west-1'",
         "sparring up --store 'cassandra://10.0.0.1,10.0.0.2/play?consistency=LOCAL_QUORUM'",
         "sparring up --stream 'kinesis://play?region=eu-central-1' --store cassandra://10.0.0.1/play",
@@ -65,7 +79,14 @@ def up(
         typer.Option(metavar="NAME", help="A name that players use for this machine, besides its IP; may be repeated."),
     ] = None,
     algorithm: AlgorithmOption = None,
-    publish_every: Annotated[float, typer.Option(min=0.1, help="Seconds between versions.")] = 10.0,
+    publish_every: Annotated[
+        float | None,
+        typer.Option(min=0.1, help="Seconds between new versions for players, at least; the same as --set promotion.…"),
+    ] = None,
+    changes: SetOption = None,
+    settings_file: Annotated[
+        Path | None, typer.Option("--settings", help="YAML with settings of all games that have none of their own.")
+    ] = None,
     registry: Annotated[
         str | None, typer.Option(help="Where models are published: s3://BUCKET/PREFIX?region=…; default: under --data.")
     ] = None,
@@ -83,13 +104,15 @@ def up(
     import logging
 
     from sparring import algorithms, platform
+    from sparring.terminal import plain
 
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
-    if algorithm is not None and train:
-        algorithms.check(algorithm)
+    logging.getLogger("uvicorn.error").setLevel(logging.ERROR)  # it warns of every request that is none
     if not train and not gateway:
         raise InputError("--no-train --no-gateway leaves nothing to run: drop one of them")
-    settings = msgspec.json.encode({"algorithm": algorithm, "publish_every": publish_every})
+    defaults, settings = _settings(settings_file, changes, algorithm, publish_every)
+    if defaults.algorithm is not None and train:
+        algorithms.check(defaults.algorithm)
     if not gateway:
         platform.train(data, store=store, registry=registry, settings=settings)
         return
@@ -100,9 +123,13 @@ def up(
             return
         console = Console()
         console.print(
-            f"[bold]Sparring[/] runs at [bold]{url}[/] (dashboard). Data in {escape(str(data))}. Ctrl-C stops it."
+            f"[bold]Sparring[/] runs at [bold]{url}[/] (dashboard). Data in {escape(str(data))}. Ctrl-C stops it.",
+            soft_wrap=True,
         )
-        console.print(f"Play against it: [bold]sparring play CartPole-v1 --server {url} --players 4[/]")
+        console.print(f"Play against it: [bold]sparring play CartPole-v1 --server {url} --players 4[/]", soft_wrap=True)
+
+    def on_news(line: str) -> None:
+        Console().print(plain(f"{time.strftime('%H:%M:%S')} {line}"), highlight=False, soft_wrap=True)
 
     if stream is not None and ingest:
         streams.require_spark()
@@ -117,15 +144,33 @@ def up(
         stream=stream,
         ingest=ingest,
         allowed_hosts=allowed_host or (),
+        defaults=defaults,
+        on_news=None if print_address else on_news,
     )
     if not print_address:
         Console().print("Stopped.")
+
+
+def _settings(
+    file: Path | None, changes: list[str] | None, algorithm: str | None, publish_every: float | None
+) -> "tuple[GameSettings, bytes]":
+    """The settings of all games, as the gateway shows them and as the trainer takes them."""
+    from sparring.cli.changing import read_settings
+    from sparring.fields import convert
+    from sparring.store.profile import GameSettings
+    from sparring.trainer.settings import Settings, for_game
+
+    words = [] if algorithm is None else [f"algorithm={algorithm}"]
+    words += [] if publish_every is None else [f"promotion.publish_every={publish_every}"]
+    defaults = convert(read_settings(file, [*words, *(changes or ())]), GameSettings)
+    return defaults, msgspec.json.encode(for_game(Settings(), defaults))
 
 
 @app.command(
     epilog=examples(
         "sparring play CartPole-v1 --players 4",
         "sparring play CartPole-v1 --server http://10.0.0.5:8400 --episodes 100",
+        "sparring play CartPole-v1 --alias stable --no-explore --episodes 20",
     )
 )
 def play(
@@ -137,10 +182,14 @@ def play(
         float | None, typer.Option(min=0.1, help="Steps per second of each player; default: as fast as it goes.")
     ] = None,
     explore: Annotated[bool, typer.Option(help="Try things out, as training needs it; or play the best known.")] = True,
+    model: Annotated[str | None, typer.Option(help="A certain model; default: what each player gets.")] = None,
+    version: Annotated[int | None, typer.Option(min=1, help="A certain version of it.")] = None,
+    alias: Annotated[str | None, typer.Option(help="The version that this alias names: stable, or your own.")] = None,
     prefix: Annotated[str, typer.Option(help="Players are called PREFIX-001, …")] = "player",
     seed: Annotated[int | None, typer.Option(help="Fixes games and exploration.")] = None,
+    changes: GameOption = None,
 ) -> None:
-    """Mock players: play the newest bot and upload what they see, from any machine."""
+    """Mock players: play what players get, or a bot that you name, and upload what they see, from any machine."""
     import signal
     import threading
 
@@ -162,18 +211,21 @@ def play(
         task = progress.add_task("playing…", total=None)
         played = itertools.count(1)
 
-        def on_episode(episode: mock.Episode) -> None:
+        def on_episode(episode: mock.MockEpisode) -> None:
             returns.append(episode.ret)
             mean = number(sum(returns) / len(returns))
             text = f"{next(played)} episodes, newest version {episode.version}, mean return {mean}"
             progress.update(task, description=text)
 
         summary = mock.play(
-            game,
+            set_game(game, changes),
             server,
             players=players,
             episodes=episodes,
             explore=explore,
+            model=model,
+            version=version,
+            alias=alias,
             stop=stop,
             seed=seed,
             prefix=prefix,
@@ -192,12 +244,12 @@ def init(
     game: Annotated[str, typer.Argument(help="Name of a game of your own: letters, digits, '.', '_', '-'.")],
     out: Annotated[Path | None, typer.Option(help="Where to write; default: GAME.json.")] = None,
 ) -> None:
-    """Write a declaration of your game, to fill in: its observations and actions."""
-    from sparring.games.catalog import declare
+    """Write a declaration of your game, to fill in: its observations and actions, with an example of each space."""
+    from sparring.games.template import template
 
     path = out or Path(f"{game}.json")
     try:
-        declaration = declare(game).to_json()
+        declaration = template(game)
     except ValueError as error:
         raise InputError(str(error)) from error
     try:

@@ -53,7 +53,7 @@ def stats(
     if as_json:
         print(msgspec.json.encode(rows).decode())
         return
-    columns = ("game", ">fragments", ">records", ">players", ">size", ">refused")
+    columns = ("game", ">fragments", ">steps", ">players", ">size", ">rejected")
     cells = [
         (name, number(s.fragments), number(s.steps), number(s.players), number(s.bytes, "B"), number(s.rejected))
         for name, s in rows.items()

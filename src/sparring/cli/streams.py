@@ -13,14 +13,14 @@ if TYPE_CHECKING:
 __all__ = ["app", "ingest", "require_spark"]
 
 app = typer.Typer(help="Make, show and reshard the stream that play travels on.", no_args_is_help=True)
-Address = Annotated[str, typer.Argument(help="kinesis://NAME?region=REGION, see docs/stream.md.")]
+AddressArgument = Annotated[str, typer.Argument(help="kinesis://NAME?region=REGION, see docs/stream.md.")]
 Shards = Annotated[int, typer.Option(min=1, help="Each takes 1 MB or 1,000 records a second.")]
 Retention = Annotated[int, typer.Option(min=24, max=8760, help="Hours that the stream keeps records, read or not.")]
 WEEK = 168  # hours: a job may be away for a long weekend. More than 24 cost extra: see docs/aws.md
 
 
 @app.command(epilog="Example:\n\n  $ sparring stream create 'kinesis://play?region=eu-central-1' --shards 4")
-def create(address: Address, shards: Shards = 1, retention: Retention = WEEK) -> None:
+def create(address: AddressArgument, shards: Shards = 1, retention: Retention = WEEK) -> None:
     """Make a stream."""
     from rich.console import Console
 
@@ -32,7 +32,7 @@ def create(address: Address, shards: Shards = 1, retention: Retention = WEEK) ->
 
 @app.command(epilog="Example:\n\n  $ sparring stream status 'kinesis://play?region=eu-central-1'")
 def status(
-    address: Address,
+    address: AddressArgument,
     retention: Annotated[int | None, typer.Option(min=24, max=8760, help="Change it to so many hours.")] = None,
 ) -> None:
     """Show a stream's shards, or change how long it keeps records."""
@@ -42,7 +42,7 @@ def status(
 
 
 @app.command(epilog="Example:\n\n  $ sparring stream reshard 'kinesis://play?region=eu-central-1' --shards 8")
-def reshard(address: Address, shards: Shards) -> None:
+def reshard(address: AddressArgument, shards: Shards) -> None:
     """Split or merge shards until there are so many. Writers and the ingest job follow by themselves."""
     from rich.console import Console
 
@@ -73,7 +73,7 @@ def ingest(
     from rich.console import Console
 
     from sparring.aws.kinesis import default_directory
-    from sparring.stream.ingest import BatchReport, Options, run
+    from sparring.stream.ingest import BatchReport, IngestOptions, run
     from sparring.terminal import number
 
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
@@ -92,7 +92,7 @@ def ingest(
 
     directory = default_directory(data, stream, address)
     console.print(f"starting Spark ({master}); figures of each batch go to {directory / 'metrics.jsonl'}", markup=False)
-    run(Options(stream, address, directory, master, every, batch_mib << 20, settings, once), report)
+    run(IngestOptions(stream, address, directory, master, every, batch_mib << 20, settings, once), report)
     console.print("Stopped.")
 
 

@@ -48,7 +48,7 @@ def sweep(
     if of:
         typer.echo(f"each trial's learner has {gpus:g} of the cluster's {of:g} GPUs (resources.learner_gpus)")
     progress = Progress(console, plan)
-    title = f"sweep of {plan.first.name} on {plan.first.game}: {plan.total} trials, {root}"
+    title = f"sweep of {plan.first.name} on {plan.first.game_words}: {plan.total} trials, {root}"
     trials, complete = sweeping.carry_out(plan, root, lambda: progress.show(title))
     results(console, plan, trials)
     if not complete:

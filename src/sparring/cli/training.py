@@ -1,8 +1,9 @@
-"""The commands about runs, as functions that typer reads: train, evaluate, record, plot, publish, export, runs. They
-parse and print; what they do is elsewhere, and is loaded when it is asked for."""
+"""The commands about runs, as functions that typer reads: train, evaluate, record, plot, publish, runs. They parse and
+print; what they do is elsewhere, and is loaded when it is asked for."""
 
+import json
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -11,16 +12,30 @@ from typing import TYPE_CHECKING, Annotated, Any
 import msgspec
 import typer
 
+from sparring.cli.options import GameOption, set_game
 from sparring.errors import InputError
 
 if TYPE_CHECKING:
     from sparring.experiment import Experiment
     from sparring.games import Game
+    from sparring.networks.policy import Policy
     from sparring.registry.registry import Registry as Models
 
-__all__ = ["evaluate", "export", "plot", "publish", "record", "runs", "schema", "train"]
+__all__ = [
+    "DEFAULT_REGISTRY",
+    "RegistryOption",
+    "TargetArgument",
+    "evaluate",
+    "plot",
+    "progress",
+    "publish",
+    "record",
+    "runs",
+    "schema",
+    "train",
+]
 
-Target = Annotated[
+TargetArgument = Annotated[
     str,
     typer.Argument(
         metavar="RUN[@WHICH]|MODEL",
@@ -28,20 +43,49 @@ Target = Annotated[
         "GAME[/MODEL[/VERSION]].",
     ),
 ]
-Registry = Annotated[str, typer.Option(help="Where models are published: a directory or a bucket's URL.")]
+RegistryOption = Annotated[str, typer.Option(help="Where models are published: a directory or a bucket's URL.")]
 DEFAULT_REGISTRY = ".sparring/registry"
+MACHINE = "The machine"  # a group of options
 
 
 def train(
     target: Annotated[
-        str, typer.Argument(metavar="EXPERIMENT.yaml|GAME|RUN", help="An experiment, a game's id, or a run to resume.")
-    ],
+        str | None,
+        typer.Argument(metavar="EXPERIMENT.yaml|GAME|RUN", help="An experiment, a game's id, or a run to resume."),
+    ] = None,
     algorithm: Annotated[str | None, typer.Option(help="dqn, ppo, …, or module:Class of your own.")] = None,
     changes: Annotated[
         list[str] | None, typer.Option("--set", help="Change a key, such as algorithm.lr=1e-3; repeatable.")
     ] = None,
     out: Annotated[Path | None, typer.Option(help="The run's directory; default: the next under runs/.")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on from the run's newest checkpoint.")] = False,
+    restore: Annotated[
+        str | None,
+        typer.Option(metavar="RUN[@ITERATION]", help="A new run that goes on from another one's checkpoint."),
+    ] = None,
+    name: Annotated[str | None, typer.Option(help="The run's directory is runs/NAME.")] = None,
+    iterations: Annotated[int | None, typer.Option(min=1, help="Stop after so many.")] = None,
+    workers: Annotated[int | None, typer.Option(min=0, help="Processes that play.", rich_help_panel=MACHINE)] = None,
+    cpus: Annotated[
+        int | None, typer.Option(min=1, help="CPUs of a Ray of our own (runner: ray).", rich_help_panel=MACHINE)
+    ] = None,
+    cpu_affinity: Annotated[
+        str | None, typer.Option(metavar="0,1", help="CPUs that the run may use.", rich_help_panel=MACHINE)
+    ] = None,
+    gpu: Annotated[
+        str | None,
+        typer.Option(metavar="none|all|0|0,1", help="GPUs that it is learned on.", rich_help_panel=MACHINE),
+    ] = None,
+    learner_gpus: Annotated[
+        float | None,
+        typer.Option(min=0, help="Part of a GPU's memory for the learner, such as 0.5.", rich_help_panel=MACHINE),
+    ] = None,
+    worker_gpus: Annotated[
+        float | None, typer.Option(min=0, help="GPUs of each worker (runner: ray).", rich_help_panel=MACHINE)
+    ] = None,
+    meter: Annotated[
+        str | None, typer.Option(metavar="COMMAND", help="A power meter: a command that prints watts.")
+    ] = None,
 ) -> None:
     """Train by simulation (or from a store) until the experiment's stop condition.
 
@@ -57,14 +101,33 @@ def train(
 
     logging.basicConfig(level=logging.WARNING, format="%(name)s: %(message)s")
     console = Console()
-    changes = list(changes or [])
+    given = {
+        "rollout.workers": workers, "stop.iterations": iterations, "resources.cpus": cpus, "resources.gpu": gpu,
+        "resources.learner_gpus": learner_gpus, "resources.actor_gpus": worker_gpus,
+        "metering.meter": None if meter is None else json.dumps(meter),
+        "resources.affinity": None if cpu_affinity is None else f"[{cpu_affinity}]",
+    }  # fmt: skip
+    changes = [*(changes or []), *(f"{key}={value}" for key, value in given.items() if value is not None)]
+    if name is not None:
+        if out is not None:
+            raise InputError("--name and --out both say where the run goes: leave one out")
+        out = Path("runs") / name
     try:
-        if resume:
+        if restore is not None:
+            if resume or algorithm is not None or target is not None:
+                raise InputError("--restore takes --name or --out, and --set only: everything else is in the run")
+            run = loop.restore(restore, out, changes, view_for(console))
+        elif target is None:
+            raise InputError("what shall be trained? An experiment, a game's id, or a run (--resume, --restore)")
+        elif resume:
             if algorithm is not None or out is not None:
                 raise InputError("--resume takes a run directory and --set only: everything else is in the run")
             run = loop.resume(target, changes, view_for(console))
         else:
-            run = loop.train(experiment_of(target, algorithm, changes, out), view_for(console))
+            experiment = experiment_of(target, algorithm, changes, out)
+            if cpus is not None and experiment.runner == "local":
+                raise InputError("--cpus is for `runner: ray`: here --workers and --cpu-affinity say what a run uses")
+            run = loop.train(experiment, view_for(console))
     except loop.Interrupted as error:
         console.print(str(error), markup=False)
         raise typer.Exit(loop.INTERRUPTED) from error
@@ -85,8 +148,9 @@ def experiment_of(target: str, algorithm: str | None, changes: list[str], out: P
             changes = [f"algorithm.name={algorithm}", *changes]
         experiment = read(Path(target), changes)
     else:
-        name = algorithm or algorithms.default_for(catalog.load(target))
-        data = override({"game": target, "algorithm": {"name": name}}, changes)
+        data = override({"game": target, "algorithm": {"name": algorithm}}, changes)
+        if data["algorithm"]["name"] is None:
+            data["algorithm"]["name"] = algorithms.default_for(catalog.load(data["game"]))
         if data.get("source") != "store":
             data = {"stop": {"steps": 100_000}, "evaluation": {"every": 10}} | data
         experiment = Experiment.parse(data)
@@ -94,41 +158,50 @@ def experiment_of(target: str, algorithm: str | None, changes: list[str], out: P
 
 
 def evaluate(
-    target: Target,
+    target: TargetArgument,
     episodes: Annotated[int, typer.Option(min=1, help="How many episodes to play.")] = 20,
     seed: Annotated[int, typer.Option(min=0)] = 0,
     explore: Annotated[bool, typer.Option(help="Play as while learning, not greedily.")] = False,
-    registry: Registry = DEFAULT_REGISTRY,
+    env: Annotated[
+        str | None, typer.Option(metavar="ID", help="Play in this Gymnasium game, for a bot of a declared one.")
+    ] = None,
+    changes: GameOption = None,
+    registry: RegistryOption = DEFAULT_REGISTRY,
 ) -> None:
     """Play whole episodes with a run's or a published policy and print the returns."""
     from sparring.policies import load_policy
     from sparring.training.evaluate import play, summary
 
     policy = load_policy(target, registry)
-    with _progress("playing", episodes) as progress:
+    if env is not None:
+        policy = replace(policy, game=_simulated(policy.game, env))
+    policy = replace(policy, game=_set(policy.game, changes))
+    with progress("playing", episodes) as show:
         played = play(
-            policy, episodes, seed, explore=explore, on_episode=lambda ended: progress(ended, f"{ended} episodes")
+            policy, episodes, seed, explore=explore, on_episode=lambda ended: show(ended, f"{ended} episodes")
         )
     for name, value in summary(played).items():
         typer.echo(f"{name.partition('/')[2]:12} {value:,.2f}".rstrip("0").rstrip("."))
 
 
 def record(
-    target: Target,
+    target: TargetArgument,
     out: Annotated[Path | None, typer.Argument(help="The .mp4 to write; default: the next to a run's others.")] = None,
     episodes: Annotated[int, typer.Option(min=1)] = 1,
     seed: Annotated[int, typer.Option(min=0)] = 0,
-    registry: Registry = DEFAULT_REGISTRY,
+    changes: GameOption = None,
+    registry: RegistryOption = DEFAULT_REGISTRY,
 ) -> None:
     """Write a video of a run's or a published policy; needs no display."""
     from sparring.policies import load_policy
     from sparring.runs import video
 
     policy = load_policy(target, registry)
+    policy = replace(policy, game=_set(policy.game, changes))
     out = out or _video(target)
-    with _progress("recording", episodes) as progress:
+    with progress("recording", episodes) as show:
         returns = video.record(
-            policy, out, episodes, seed, on_frame=lambda episode, frames: progress(episode, f"{frames:,} frames")
+            policy, out, episodes, seed, on_frame=lambda episode, frames: show(episode, f"{frames:,} frames")
         )
     typer.echo(f"{out}: returns {', '.join(f'{ret:.1f}' for ret in returns)}")
 
@@ -147,16 +220,16 @@ def _video(target: str) -> Path:
 
 
 @contextmanager
-def _progress(what: str, total: int) -> Iterator[Callable[[int, str], None]]:
+def progress(what: str, total: int) -> Iterator[Callable[[int, str], None]]:
     """On a terminal only, gone when it is done; called with how many of `total` are done, and words."""
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
     columns = TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[words]}"), TimeElapsedColumn()
     console = Console(stderr=True)
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
-        task = progress.add_task(what, total=total, words="")
-        yield lambda done, words: progress.update(task, completed=done, words=words)
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
+        task = bar.add_task(what, total=total, words="")
+        yield lambda done, words: bar.update(task, completed=done, words=words)
 
 
 def plot(
@@ -185,34 +258,45 @@ def publish(
         ),
     ],
     model: Annotated[str, typer.Option(help="The model's name.")] = "bot",
-    registry: Registry = DEFAULT_REGISTRY,
+    registry: RegistryOption = DEFAULT_REGISTRY,
     game: Annotated[
         str | None,
         typer.Option(
             metavar="NAME", help="Publish for this game instead: its name on the platform, or its .json declaration."
         ),
     ] = None,
+    also: Annotated[
+        str, typer.Option(metavar="FORMAT,…", help="Further files of the version, such as tflite-int8,c: policy.*.")
+    ] = "",
 ) -> None:
     """Publish a run's policy as the next version of a model: the best evaluated one, unless another is named.
 
-    With --game the run's game and the other one must have the same spaces (the same schema)."""
+    With --game the run's game and the other one must have the same spaces; bounds of observations may differ."""
     from sparring.runs.run import find_run
 
     if (found := find_run(target)) is None:
         raise InputError(f"{target} is not a run directory: it has no experiment.yaml")
     run, which = found
     best = run.best() if which in (None, "best") else None
-    manifest = publish_run(run.path, model, registry, which, game)
+    names = [name.strip() for name in also.split(",") if name.strip()]
+    manifest = publish_run(run.path, model, registry, which, game, names)
     typer.echo(f"{manifest.game.name}/{manifest.model}/{manifest.version}")
+    if manifest.alias != "stable":
+        name = manifest.game.name
+        typer.echo(
+            f"{name} is pinned, so players do not get it: `sparring promote {name} {manifest.version}`", err=True
+        )
     if best is not None:
         best_one = f"the best evaluated policy: iteration {best.iteration}, return {best.ret:,.1f}"
         typer.echo(f"{best_one} ({run.path}@last is the last one)", err=True)
 
 
-def publish_run(path: Path, model: str, registry: str, which: str | None = None, game: str | None = None) -> Any:
+def publish_run(
+    path: Path, model: str, registry: str, which: str | None = None, game: str | None = None, also: Sequence[str] = ()
+) -> Any:
     """The manifest of the version that was published; without `which` the best one, where one was evaluated. `game`:
-    another one than the run's, to publish it for."""
-    from sparring.registry.manifest import DataSpan
+    another one than the run's, to publish it for. `also`: formats of further files."""
+    from sparring.registry.manifest import DataSpan, flat
     from sparring.registry.registry import Registry
     from sparring.runs.run import Run
 
@@ -224,61 +308,92 @@ def publish_run(path: Path, model: str, registry: str, which: str | None = None,
     until = best.iteration if best is not None else int(which) if which.isdecimal() else None
     rows = [row for row in rows if until is None or row["iteration"] <= until]
     last = {k: v for row in rows for k, v in row.items() if not k.startswith("time/")}  # the newest of each
-    config = {k: v for k, v in experiment.hyperparameters.items() if not isinstance(v, list | dict)}
     where = Registry(registry)
     where.check()
     policy = run.policy(which)
     if game is not None:
         policy = replace(policy, game=_other_game(policy.game, game, where, registry))
+    _require_same(policy.game, where)
     return where.publish(
         policy,
         model=model,
         algorithm=experiment.name,
         metrics=last,
-        config={**config, "seed": experiment.seed},
+        config=flat({**experiment.hyperparameters, "seed": experiment.seed}),
         data=DataSpan(steps=int(last.get("steps", 0))),
+        reason=f"published from the run {run.path.name}",
+        by="person",
+        also=_files(policy, also),
     )
 
 
-def export(
-    target: Target,
-    to: Annotated[
-        str, typer.Option(metavar="FORMAT", help="onnx, safetensors, or module:Class for a format of your own.")
-    ] = "onnx",
-    out: Annotated[Path, typer.Option(metavar="DIR", help="Where the file goes; default: here.")] = Path(),
-    registry: Registry = DEFAULT_REGISTRY,
-) -> None:
-    """Write a run's or a published policy as a file for other programs, named after the run or the model."""
+def _files(policy: "Policy", names: Sequence[str]) -> dict[str, bytes]:
+    """Of formats, and the page that compares them with the policy."""
+    import tempfile
+
+    from sparring.edge.exporter import Wanted
+    from sparring.edge.exporter import export as write
     from sparring.export import formats
-    from sparring.policies import load_policy
 
-    formats.find_format(to)  # before anything is read
-    policy = load_policy(target, registry)
-    for path in formats.write(formats.render(to, policy, _stem(target)), out):
-        typer.echo(str(path))
+    for name in names:
+        formats.find_format(name)
+    if not names:
+        return {}
+    with tempfile.TemporaryDirectory() as folder, progress("exporting", 100) as show:
+        out = Path(folder)
+        write(
+            policy,
+            Wanted(names, "policy", out, episodes=0),
+            lambda words, done, total: show(100 * done // max(total, 1), words),
+        )
+        return {path.relative_to(out).as_posix(): path.read_bytes() for path in out.rglob("*") if path.is_file()}
 
 
-def _stem(target: str) -> str:
-    """`runs/CartPole-v1-ppo-1@best` → `CartPole-v1-ppo-1-best`, `CartPole-v1/bot/3` → `CartPole-v1-bot-3`."""
-    from sparring.runs.run import find_run
+def _simulated(game: "Game", env: str) -> "Game":
+    """The game with this simulator, if it is the same game."""
+    import msgspec
 
-    if (found := find_run(target)) is None:
-        return target.replace("/", "-")
-    run, which = found
-    return run.path.resolve().name + (f"-{which}" if which is not None else "")
+    from sparring.games import catalog, compatible
+
+    if (why := compatible.difference(game, catalog.load(env))) is not None:
+        raise InputError(f"a policy of {game.name} does not play {env}: {why}")
+    return msgspec.structs.replace(game, env=env, env_kwargs=msgspec.UNSET)
+
+
+def _set(game: "Game", changes: list[str] | None) -> "Game":
+    """The game with its simulator set to something else, if a policy of it plays that."""
+    from sparring.games import compatible
+
+    if not changes:
+        return game
+    if game.env is None:
+        raise InputError(f"{game.name} is a declared game: it has no simulator to set (--env ID names one)")
+    found = set_game({**(game.env_kwargs or {}), "id": game.env, "name": game.name}, changes)
+    if (why := compatible.difference(game, found)) is not None:
+        raise InputError(f"a policy of {game.name} does not play {' '.join(changes)}: {why}")
+    return msgspec.structs.replace(game, env_kwargs=found.env_kwargs)
+
+
+def _require_same(game: "Game", registry: "Models") -> None:
+    """Players of the published versions could not use one with other spaces."""
+    from sparring.games import compatible
+
+    latest = registry.latest(game.name)
+    if latest is not None and (why := compatible.difference(game, latest.game)) is not None:
+        raise InputError(
+            f"not published: {game.name} has versions already, and {why}. Give the game a name of its own for training "
+            "(--set game.name=NAME), or publish for a game with these spaces (--game)"
+        )
 
 
 def _other_game(ours: "Game", name: str, registry: "Models", address: str) -> "Game":
     """The game of that name, if a policy of ours plays it."""
+    from sparring.games import compatible
+
     found = _find_game(name, registry, address)
-    if found.schema != ours.schema:
-        parts = [
-            f"{part} ({getattr(ours, part)!r:.200}, there {getattr(found, part)!r:.200})"
-            for part in ("observation", "action", "players")
-            if getattr(ours, part) != getattr(found, part)
-        ]
+    if (why := compatible.difference(ours, found)) is not None:
         raise InputError(
-            f"a policy of {ours.name} does not play {found.name}: they differ in {' and '.join(parts)}. "
+            f"a policy of {ours.name} does not play {found.name}: {why}. "
             f"Train on the spaces of {found.name}, or declare it with those of {ours.name}"
         )
     return found
@@ -331,7 +446,7 @@ def runs(
         number = {key: f"{value:,.1f}" for key, value in last.items()}
         seconds = last.get("time/total_s", 0.0)
         table.add_row(
-            str(run.path), e.game, e.name, str(e.seed),
+            str(run.path), e.game_words, e.name, str(e.seed),
             f"{last.get(e.axis, 0):,.0f}", f"{last.get(e.axis, 0) / seconds:,.0f}" if seconds else "",
             number.get("episode/return_recent", ""), number.get("evaluation/return_mean", ""),
             f"{number['evaluation/return_best']} @{last['evaluation/iteration_best']:.0f}"

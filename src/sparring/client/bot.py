@@ -1,7 +1,6 @@
 """Bots: published policies loaded to act. The file holds the whole policy, so a bot needs ONNX Runtime and nothing of
 the training stack; ONNX Runtime itself is imported when the first file is loaded."""
 
-import math
 import threading
 from collections.abc import Callable
 from typing import Any, NamedTuple, Protocol
@@ -12,10 +11,11 @@ from sparring.client.convert import to_action, to_feed, to_feeds
 from sparring.client.recorder import Acted, Recorder
 from sparring.errors import InputError
 from sparring.export.onnx_check import check, require_noise
-from sparring.games import Box, Discrete, Game
+from sparring.games import Game
 from sparring.games.spec import Array
+from sparring.networks.random_play import RandomPlay
 
-__all__ = ["Actions", "Bot", "Loaded", "Policy", "RandomPlay"]
+__all__ = ["Actions", "Bot", "BotPolicy", "Draw", "Fixed", "Loaded", "Offer"]
 
 NOISE_BLOCK = 1024  # numbers drawn at once: one costs about as much as a few hundred
 MAX_NOISE = 1 << 20
@@ -30,7 +30,7 @@ class Actions(NamedTuple):
     version: int
 
 
-class Policy(Protocol):
+class BotPolicy(Protocol):
     """One version, ready to act. Stateless: the noise is the caller's."""
 
     model: str
@@ -88,42 +88,55 @@ class Loaded:
                 raise InputError(f"the policy's actions are {action.dtype}{action.shape}, the game's {expected}")
 
 
-class RandomPlay:
-    """Acts at random over the whole action space: what plays until a version is published. Version 0 of "random".
-    Unbounded actions are drawn from a standard normal distribution."""
+class Offer(Protocol):
+    """What players get: a version, and perhaps a candidate, which plays a share of the episodes."""
 
-    model, version = "random", 0
+    @property
+    def policy(self) -> BotPolicy: ...
 
-    def __init__(self, game: Game) -> None:
-        self._space = space = game.action
-        self._size = math.prod(space.element.shape)
-        low, high = space.bounds if isinstance(space, Box) else (None, None)
-        self._low = np.full(space.element.shape, -np.inf) if low is None else low
-        self._high = np.full(space.element.shape, np.inf) if high is None else high
-        self._bounded = not isinstance(space, Box) or bool((self._high - self._low < 1e30).all())
+    @property
+    def candidate(self) -> BotPolicy | None: ...
 
-    def noise(self, rng: np.random.Generator, rows: int) -> Array:
-        return (rng.random if self._bounded else rng.standard_normal)((rows, self._size), np.float32)
+    @property
+    def share(self) -> float: ...
 
-    def run(self, feed: dict[str, Array], noise: Array | None) -> tuple[Array, Array | None]:
-        assert noise is not None, "random play needs noise"
-        if isinstance(self._space, Box):
-            return self._numbers(self._space, noise)
-        counts = np.array([self._space.n] if isinstance(self._space, Discrete) else self._space.nvec)
-        picks = np.minimum((noise * counts).astype("<i4"), (counts - 1).astype("<i4"))
-        log_prob = np.full(len(noise), -np.log(counts).sum(), "<f4")
-        return (picks[:, 0] + np.int32(self._space.start) if isinstance(self._space, Discrete) else picks), log_prob
+    def choose(self, rng: np.random.Generator) -> BotPolicy:
+        """For one episode."""
 
-    def _numbers(self, space: Box, noise: Array) -> tuple[Array, Array | None]:
-        unit = noise.reshape(-1, *space.shape)
-        if self._bounded:
-            span = self._high - self._low
-            values = np.clip(self._low + unit * span, self._low, self._high)
-            # Of actions scaled to ±1, as every policy's is: the density of a range of 2, whatever the game's units are.
-            log_prob = np.full(len(unit), -math.log(2) * self._size, "<f4")
-            return values.astype(space.element.base), log_prob
-        values = np.clip(unit, self._low, self._high)  # a bound on one side has no simple density
-        return values.astype(space.element.base), None
+
+class Fixed:
+    """Offers one version for ever."""
+
+    candidate, share = None, 0.0
+
+    def __init__(self, policy: BotPolicy) -> None:
+        self.policy = policy
+
+    def choose(self, rng: np.random.Generator) -> BotPolicy:
+        return self.policy
+
+
+class Draw:
+    """One player's version for each episode: mostly the one that all get, sometimes the candidate. Each player meets
+    both, so that the two are compared by the same people."""
+
+    def __init__(self, offer: Offer, player: Recorder, seed: int | None = None) -> None:
+        self._offer, self._player = offer, player
+        self._rng = np.random.default_rng(seed)
+        self._after = player.episode  # the episode before the one that was drawn for
+        self._drawn = offer.choose(self._rng)
+
+    def __call__(self) -> BotPolicy:
+        offer, player = self._offer, self._player
+        if not player.in_episode and (
+            player.episode != self._after or (self._drawn is not offer.policy and self._drawn is not offer.candidate)
+        ):
+            self._after, self._drawn = player.episode, offer.choose(self._rng)
+        return self._drawn
+
+    def stable(self) -> BotPolicy:
+        """The version that all get."""
+        return self._offer.policy
 
 
 class Bot:
@@ -136,10 +149,11 @@ class Bot:
     :param seed: Of exploration.
     """
 
-    def __init__(self, game: Game, player: Recorder, newest: Callable[[], Policy], seed: int | None = None) -> None:
+    def __init__(self, game: Game, player: Recorder, newest: Callable[[], BotPolicy], seed: int | None = None) -> None:
         self._space = game.observation
         self._feed, self._action = to_feed(game.observation), to_action(game.action)
         self._player, self._newest = player, newest
+        self._for_batches = newest.stable if isinstance(newest, Draw) else newest
         self._rng = np.random.default_rng(seed)
         self._lock = threading.Lock()
         self._use(newest())
@@ -173,15 +187,15 @@ class Bot:
         return self._action(column)
 
     def act_batch(self, obs: Any, explore: bool = False) -> Actions:
-        """A column of observations (for a Dict: a mapping of columns) → a column of actions, by the newest version.
+        """A column of observations (for a Dict: a mapping of columns) → a column of actions, by what all players get.
         Tell `record` who acted: `acted=Acted(actions.model, actions.version, actions.log_prob[i])`."""
-        policy = self._newest()
+        policy = self._for_batches()
         feed = to_feeds(self._space, obs)
         rows = len(next(iter(feed.values())))
         noise = policy.noise(self._rng, rows) if explore or isinstance(policy, RandomPlay) else None
         return Actions(*policy.run(feed, noise), policy.model, policy.version)
 
-    def _use(self, policy: Policy) -> None:
+    def _use(self, policy: BotPolicy) -> None:
         self._policy = policy
         self._always_random = isinstance(policy, RandomPlay)
         self._noise, self._next = policy.noise(self._rng, 1), 0

@@ -8,17 +8,20 @@ import re
 import threading
 import time
 from pathlib import Path
+from typing import Protocol
 
 import msgspec
+import numpy as np
 
-from sparring.client.bot import Loaded, Policy, RandomPlay
+from sparring.client.bot import BotPolicy, Loaded
 from sparring.client.notices import Notices, attempt, describe, log
 from sparring.client.transports.base import ModelSource, Unavailable
 from sparring.errors import InputError
 from sparring.files import write_whole
 from sparring.games import Game
 from sparring.games.spec import NAME
-from sparring.registry.manifest import FileInfo, Manifest
+from sparring.networks.random_play import RandomPlay
+from sparring.registry.manifest import DEFAULT_MODEL, STABLE, FileInfo, Manifest, Serving
 
 __all__ = ["Models", "Newest", "Refresher"]
 
@@ -36,11 +39,11 @@ class Models:
     def __init__(self, source: ModelSource, game: Game, directory: Path, notices: Notices) -> None:
         self.source, self.game, self.directory, self.notices = source, game, directory, notices
 
-    def version(self, model: str, version: int) -> Policy:
+    def version(self, model: str, version: int) -> BotPolicy:
         """A certain version."""
         return self.load(self.source.manifest(self.game.name, model, version))
 
-    def load(self, manifest: Manifest) -> Policy:
+    def load(self, manifest: Manifest) -> BotPolicy:
         """From disk or from where it is published. Raises InputError for a file that cannot play this game."""
         if manifest.game.schema != self.game.schema:
             raise InputError(
@@ -65,7 +68,7 @@ class Models:
         except OSError as error:
             log.debug("could not tidy %s: %s", self.directory, error)
 
-    def remembered(self, model: str) -> Policy | None:
+    def remembered(self, model: str) -> BotPolicy | None:
         """The version that was last in use here, without asking the server."""
         try:
             manifest = msgspec.json.decode((self.directory / f"{model}.json").read_bytes(), type=Manifest)
@@ -112,41 +115,105 @@ class Models:
 
 
 class Newest:
-    """Follows a model's newest version: `policy` is always one that can play."""
+    """Follows what a model's players get: `policy` is always one that can play, beside it there may be a candidate.
 
-    def __init__(self, models: Models, model: str, every: float) -> None:
-        if not NAME.fullmatch(model):
-            raise InputError(f"{model!r} is no model's name: use letters, digits, '.', '_' and '-'")
-        self._models, self._model, self._every = models, model, every
+    :param alias: follows that alias instead, and never meets a candidate.
+    """
+
+    def __init__(self, models: Models, model: str, every: float, alias: str | None = None) -> None:
+        for kind, name in (("model", model), ("alias", alias)):
+            if name is not None and not NAME.fullmatch(name):
+                raise InputError(f"{name!r} is no {kind}'s name: use letters, digits, '.', '_' and '-'")
+        self._models, self._model, self._every, self._alias = models, model, every, alias
+        self.candidate: BotPolicy | None = None
+        self.share = 0.0
+        self.error: Exception | None = None  # of the last look
         self._etag: str | None = None
         self._failures = 0
         self.due = 0.0  # when to look again
-        self.policy: Policy = RandomPlay(models.game)
+        self.policy: BotPolicy = RandomPlay(models.game)
         self.refresh()
-        if self.policy.version == 0 and (kept := models.remembered(model)) is not None:
+        known = alias in (None, STABLE)  # what is kept is what all players got
+        if self.policy.version == 0 and known and (kept := models.remembered(model)) is not None:
             self.policy = kept
 
+    def choose(self, rng: np.random.Generator) -> BotPolicy:
+        """The version for one episode."""
+        candidate = self.candidate
+        return candidate if candidate is not None and rng.random() < self.share else self.policy
+
+    def require(self) -> None:
+        """Random play is for games whose first version is not there yet, and for those whose server is away.
+
+        :raises InputError: the server answered, and has no such model or alias.
+        """
+        if self.policy.version or self._may_be_random:
+            return
+        if isinstance(self.error, InputError):
+            raise self.error
+        if isinstance(self.error, Unavailable) and self.error.status == 403:  # so S3 says that there is no such key
+            raise InputError(str(self.error)) from self.error
+        if self.error is None:
+            raise InputError(f"{self._models.game.name} has no version of the model {self._model!r}")
+
+    @property
+    def _may_be_random(self) -> bool:
+        return self._model == DEFAULT_MODEL and self._alias in (None, STABLE)
+
     def refresh(self) -> None:
-        """Never raises, whatever the server, the file or ONNX Runtime does: it is told once, and tried again later."""
-        error = attempt(self._look)
+        """Never raises, whatever the server, the file or ONNX Runtime does: logged once, and tried again later."""
+        self.error = error = attempt(self._look)
         self._failures = 0 if error is None else self._failures + 1
-        if error is not None:
+        if error is not None and (self._may_be_random or self.policy.version or not isinstance(error, InputError)):
             why = str(error) if isinstance(error, Unavailable | InputError) else describe(error)
             kept = f"version {self.policy.version} of {self.policy.model!r} goes on playing"
             self._models.notices.warn(f"no newer bot for now: {why} ({kept})")
         self.due = time.monotonic() + min(MAX_DELAY, self._every * 2 ** min(self._failures, 10))
 
     def _look(self) -> None:
-        found = self._models.source.latest(self._models.game.name, self._model, self._etag)
+        source, names = self._models.source, (self._models.game.name, self._model)
+        if self._alias is not None and self._alias != STABLE:
+            named = source.alias(*names, self._alias, self._etag)
+            found = None if named is None else (Serving(named[0]), named[1])
+        elif self._alias is None and hasattr(source, "serving"):  # one from outside may not have it
+            found = source.serving(*names, self._etag)
+        else:
+            newest = source.latest(*names, self._etag)
+            found = None if newest is None else (Serving(newest[0]), newest[1])
         if found is None:
             return
-        manifest, etag = found
+        serving, etag = found
+        if serving.stable is not None:
+            self.policy = self._loaded(serving.stable, self.policy)
+            if self._alias in (None, STABLE):
+                self._models.remember(serving.stable)
+        self._offer(serving)
+        self._etag = etag
+
+    def _offer(self, serving: Serving) -> None:
+        """A candidate that cannot play takes nothing away from what all get."""
+        self.share = 0.0
+        if serving.candidate is None or serving.share <= 0:
+            self.candidate = None
+            return
+        self.candidate = self._loaded(serving.candidate, self.candidate)
+        self.share = serving.share
+
+    def _loaded(self, manifest: Manifest, known: BotPolicy | None) -> BotPolicy:
         if manifest.model != self._model:
             raise InputError(f"asked for {self._model!r}, got a manifest of {manifest.model!r}")
-        if (manifest.model, manifest.version) != (self.policy.model, self.policy.version):
-            self.policy = self._models.load(manifest)
-            self._models.remember(manifest)
-        self._etag = etag
+        if known is not None and (manifest.model, manifest.version) == (known.model, known.version):
+            return known
+        return self._models.load(manifest)
+
+
+class Followed(Protocol):
+    """What is looked after from time to time."""
+
+    due: float  # when, by the monotonic clock
+
+    def refresh(self) -> None:
+        """Never raises, and says when it is due again."""
 
 
 class Refresher:
@@ -155,11 +222,11 @@ class Refresher:
     def __init__(self, notices: Notices) -> None:
         self._notices = notices
         self._changed = threading.Condition()  # guards the rest
-        self._followed: list[Newest] = []
+        self._followed: list[Followed] = []
         self._closing = False
         self._thread = threading.Thread(target=self._run, name="sparring-bots", daemon=True)
 
-    def follow(self, newest: Newest) -> None:
+    def follow(self, newest: Followed) -> None:
         with self._changed:
             self._followed.append(newest)
             if not self._thread.is_alive() and not self._closing:
@@ -179,7 +246,7 @@ class Refresher:
             newest.due = time.monotonic() + FAULT_DELAY  # unless the refresh gets to say when to look again
             self._notices.guard("looking for a newer bot", newest.refresh)
 
-    def _next(self) -> Newest | None:
+    def _next(self) -> Followed | None:
         """Waits until one is due; none: it is closed."""
         with self._changed:
             while not self._closing:

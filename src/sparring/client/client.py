@@ -10,10 +10,12 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+import msgspec
 import numpy as np
 
 from sparring import api
-from sparring.client.bot import Bot
+from sparring.client.ab_following import Assignments
+from sparring.client.bot import Bot, Draw, Fixed, Offer
 from sparring.client.bots import Models, Newest, Refresher
 from sparring.client.convert import to_action
 from sparring.client.notices import Notices
@@ -22,13 +24,14 @@ from sparring.client.recorder import LAST_ACT, Acted, Recorder
 from sparring.client.spool import Spool
 from sparring.client.transports import open_transport
 from sparring.client.transports.base import ModelSource, SchemaMismatch, Transport, Unavailable, UnknownGame
-from sparring.client.transports.http import HttpTransport
+from sparring.client.transports.http import GatewayModels, HttpTransport
 from sparring.client.uploader import Stats, Uploader
 from sparring.errors import InputError, SparringError
+from sparring.experience import new_id
 from sparring.files import write_whole
 from sparring.games import Game
 from sparring.games.spec import NAME
-from sparring.registry.manifest import DEFAULT_MODEL
+from sparring.registry.manifest import DEFAULT_MODEL, STABLE, Manifest
 
 __all__ = ["Client", "Player", "public_bot"]
 
@@ -40,18 +43,43 @@ class Player(Recorder):
         super().__init__(client.game, name, client._uploader.offer, fragment_steps)
         self._client = client
         self._to_action = to_action(client.game.action)
+        self._before = new_id()  # the episode before the one that the server is asked for; any, for the first
 
-    def bot(self, model: str = DEFAULT_MODEL, version: int | None = None, seed: int | None = None) -> Bot:
-        """The newest published version, or a certain one. See `Client.bot`."""
+    def _acting_in(self) -> str:
+        """Names an episode for the server, which draws the same version for all of it: it has no id before its first
+        step, so it is the one after another."""
+        if not self.in_episode and self.episode:
+            self._before = self.episode
+        return self._before
+
+    def bot(
+        self,
+        model: str | None = None,
+        version: int | None = None,
+        seed: int | None = None,
+        *,
+        alias: str | None = None,
+    ) -> Bot:
+        """What this player gets, an alias's version, or a certain one. See `Client.bot`."""
+        return Bot(self.game, self, Draw(self.offer(model, version, alias), self, seed), seed)
+
+    def offer(self, model: str | None = None, version: int | None = None, alias: str | None = None) -> Offer:
+        """The versions that a bot of this player draws from, episode by episode. See `Client.bot`."""
         if version is not None:
-            policy = self._client._models.version(model, version)
-            return Bot(self.game, self, lambda: policy, seed)
-        newest = self._client.newest(model)
-        return Bot(self.game, self, lambda: newest.policy, seed)
+            if alias is not None:
+                raise InputError(f"both version={version} and alias={alias!r}: give one of them")
+            return Fixed(self._client._models.version(DEFAULT_MODEL if model is None else model, version))
+        if model is None and alias is None:
+            return self._client.assignments().of(self.name)
+        newest = self._client.newest(DEFAULT_MODEL if model is None else model, alias)
+        newest.require()
+        return newest
 
-    def act(self, obs: Any, explore: bool = False, model: str = DEFAULT_MODEL) -> Any:
+    def act(self, obs: Any, explore: bool = False, model: str | None = None, *, alias: str | None = None) -> Any:
         """Asks the server for an action. Raises Unavailable when it does not answer, InputError when it refuses."""
-        ask = api.Act(obs=self._obs_bytes(obs), schema=self.game.schema, model=model, explore=explore)
+        ask = api.Act(obs=self._obs_bytes(obs), schema=self.game.schema, model=model, explore=explore, alias=alias)
+        if model is None and alias is None:
+            ask = msgspec.structs.replace(ask, player=self.name, episode=self._acting_in())
         gateway = self._client._gateway
         chosen = gateway.act(self.game, ask)
         element = self.game.action.element
@@ -76,7 +104,8 @@ class Client:
     :param registry: Address of a public registry (https://…) to get bots from. None: they come from the server.
     :param directory: Where unsent play and downloaded bots are kept. None: $SPARRING_CLIENT_DIR or ~/.sparring/client.
     :param fragment_steps: Steps per uploaded fragment at most; an episode's end always ends one.
-    :param max_age: Seconds after which steps are sent although the fragment is not full.
+    :param max_age: Seconds after which steps are sent although the fragment is not full; more where the game's settings
+        ask for it (`pace`).
     :param timeout: Seconds to wait for an answer.
     :param refresh: Seconds between looks for a newer bot.
     :param queue_bytes: Bound of unsent play in memory; beyond it, it goes to disk.
@@ -106,19 +135,16 @@ class Client:
         self._fragment_steps, self._max_age, self._refresh = fragment_steps, max_age, refresh
         bucket = None if registry is None else BucketModels(registry, timeout)
         self._source: ModelSource = self._gateway.models() if bucket is None else bucket
-        root = _root(directory)
-        declared = _declared(game)
-        name = declared.name if declared is not None else str(game).replace("/", "-")
-        if not NAME.fullmatch(name):
-            raise InputError(f"{name!r} is no game's name: use letters, digits, '.', '_' and '-'")
-        self.directory = root / _folder(self._transport.address) / name
-        if declared is not None:
-            self.game, registered = declared, self._register(declared)
-        else:
-            self.game, registered = self._look_up(name), True
-        self._models = Models(self._source, self.game, self.directory / "bots", self._notices)
+        declared, known = self._introduce(game, _root(directory))
+        # A game that has changed has a name for each generation.
+        serving = self.game if known is None else msgspec.structs.replace(self.game, name=known.name)
+        if isinstance(self._source, GatewayModels) and (known is None or self._transport is not self._gateway):
+            self._source.schema = self.game.schema  # the server did not say which generation it is
+        self._models = Models(self._source, serving, self.directory / "bots", self._notices)
         self._lock = threading.Lock()
-        self._newest: dict[str, Newest] = {}
+        self._newest: dict[tuple[str, str | None], Newest] = {}  # by model and alias
+        self._assigning = threading.Lock()
+        self._assignments: Assignments | None = None
         self._refresher = Refresher(self._notices)
         self._players: dict[str, Player] = {}
         self._uploader = Uploader(
@@ -126,7 +152,7 @@ class Client:
             self.game,
             Spool(self.directory / "spool", spool_bytes, self._notices),
             declared=declared is not None,
-            registered=registered,
+            registered=known is not None,
             queue_bytes=queue_bytes,
             notices=self._notices,
             tick=self._tick,
@@ -135,6 +161,19 @@ class Client:
         self._me = self.player(player)
         self._uploader.start()
         atexit.register(self.close, 2.0)  # a game that just ends loses nothing either
+
+    def _introduce(self, game: Game | str | Path, root: Path) -> tuple[Game | None, Game | None]:
+        """The declaration that came along, and what the server knows of the game; none while it is away."""
+        declared = _declared(game)
+        name = declared.name if declared is not None else str(game).replace("/", "-")
+        if not NAME.fullmatch(name):
+            raise InputError(f"{name!r} is no game's name: use letters, digits, '.', '_' and '-'")
+        self.directory = root / _folder(self._transport.address) / name
+        if declared is None:
+            self.game = self._look_up(name)
+            return None, self.game
+        self.game = declared
+        return declared, self._register(declared)
 
     def __enter__(self) -> Self:
         return self
@@ -156,25 +195,37 @@ class Client:
         """Keeps one step for upload; costs microseconds. See `Recorder.record`."""
         self._me.record(obs, action, reward, terminated, truncated, next_obs, acted=acted)
 
-    def end_episode(self) -> None:
-        """The player left, or the game was reset, without a last step that said so."""
-        self._me.end_episode()
+    def end_episode(self, reward: float | None = None, *, terminated: bool | None = None) -> None:
+        """Ends the episode without another step; a late `reward` is added to the last one. See
+        `Recorder.end_episode`."""
+        self._me.end_episode(reward, terminated=terminated)
 
-    def bot(self, model: str = DEFAULT_MODEL, version: int | None = None, seed: int | None = None) -> Bot:
-        """The newest published version, which the bot follows from episode to episode, or the one asked for.
+    def bot(
+        self,
+        model: str | None = None,
+        version: int | None = None,
+        seed: int | None = None,
+        *,
+        alias: str | None = None,
+    ) -> Bot:
+        """What the game's players get, which the bot follows from episode to episode, or the version asked for. While
+        a candidate is tried, it plays a share of the episodes; while an A/B test runs, it decides on the model.
 
         Without a server the version last used on this machine, without that one that plays at random (its version is
         0) until there is a better one. Waits for the download: ask before the game begins.
 
-        :param model: The model's name.
-        :param version: A certain version. None: the newest.
+        :param model: The model's name. None: `bot`, or what an A/B test gives to this player.
+        :param version: A certain version. None: what players get.
         :param seed: Of exploration.
+        :param alias: The version that it names: `stable` never meets a candidate, others are your own.
+        :raises InputError: the server has no such model, version or alias.
         """
-        return self._me.bot(model, version, seed)
+        return self._me.bot(model, version, seed, alias=alias)
 
-    def act(self, obs: Any, explore: bool = False, model: str = DEFAULT_MODEL) -> Any:
-        """Asks the server for an action; waits for its answer."""
-        return self._me.act(obs, explore, model)
+    def act(self, obs: Any, explore: bool = False, model: str | None = None, *, alias: str | None = None) -> Any:
+        """Asks the server for an action; waits for its answer. Without `model` and `alias` it is what this player
+        gets, as with `bot`."""
+        return self._me.act(obs, explore, model, alias=alias)
 
     def player(self, name: str) -> Player:
         """Another player in this process, over the same connection. The same name gives the same player."""
@@ -204,13 +255,22 @@ class Client:
         """For players faster than the server: waits while it is away or more than `limit` bytes are unsent."""
         return self._uploader.wait_for_room(limit, timeout)
 
-    def newest(self, model: str = DEFAULT_MODEL) -> Newest:
-        """The version that this client's bots of `model` move to between episodes."""
+    def newest(self, model: str = DEFAULT_MODEL, alias: str | None = None) -> Newest:
+        """The versions that this client's bots of `model` move to between episodes."""
+        key = model, alias
         with self._lock:
-            if model not in self._newest:
-                self._newest[model] = Newest(self._models, model, self._refresh)
-                self._refresher.follow(self._newest[model])
-            return self._newest[model]
+            if key not in self._newest:
+                self._newest[key] = Newest(self._models, model, self._refresh, alias)
+                self._refresher.follow(self._newest[key])
+            return self._newest[key]
+
+    def assignments(self) -> Assignments:
+        """Which model each player gets while an A/B test runs."""
+        with self._assigning:
+            if self._assignments is None:
+                self._assignments = Assignments(self._models, self._refresh, self.newest)
+                self._refresher.follow(self._assignments)
+            return self._assignments
 
     def close(self, timeout: float = 5.0) -> None:
         """Open episodes end as truncated; what cannot be sent within `timeout` stays on disk for the next client."""
@@ -231,18 +291,19 @@ class Client:
 
     def _tick(self) -> None:
         for player in list(self._players.values()):
-            player.cut(self._max_age)
+            player.cut(max(self._max_age, self._uploader.pace), but_newest=True)
 
-    def _register(self, game: Game) -> bool:
-        """Whether the server knows the game now. SchemaMismatch when it knows another one by that name."""
+    def _register(self, game: Game) -> Game | None:
+        """The game as the server knows it now; none while it is away. SchemaMismatch when it knows another one by that
+        name."""
         try:
             known = self._transport.register(game)
         except Unavailable as error:
             self._notices.warn(f"{error}. Play is kept in {self.directory / 'spool'} and sent when it is back")
-            return False
+            return None
         if known.schema != game.schema:
             raise SchemaMismatch(_mismatch(game, known))
-        return True
+        return known
 
     def _look_up(self, name: str) -> Game:
         kept = self.directory / "game.json"
@@ -274,19 +335,25 @@ def public_bot(
     model: str = DEFAULT_MODEL,
     version: int | None = None,
     *,
+    alias: str = STABLE,
     directory: str | Path | None = None,
     timeout: float = 10.0,
     seed: int | None = None,
 ) -> Bot:
-    """A bot from a public registry (https://…), without a server and without recording: the newest version now, or a
-    certain one. Raises Unavailable when the registry does not answer, InputError when it has no such bot."""
+    """A bot from a public registry (https://…), without a server and without recording: the version that an alias names
+    now, or a certain one. Raises Unavailable when the registry does not answer, InputError when it has no such bot."""
     if not NAME.fullmatch(game) or not NAME.fullmatch(model):
         raise InputError(f"{game!r} and {model!r}: names of games and models are letters, digits, '.', '_' and '-'")
+    if version is not None and alias != STABLE:
+        raise InputError(f"both version={version} and alias={alias!r}: give one of them")
     published = BucketModels(registry, timeout)
     try:
-        found = (
-            published.latest(game, model, None) if version is None else (published.manifest(game, model, version), "")
-        )
+        if version is not None:
+            found: tuple[Manifest, str | None] | None = (published.manifest(game, model, version), None)
+        elif alias == STABLE:
+            found = published.latest(game, model, None)
+        else:
+            found = published.alias(game, model, alias, None)
         if found is None:
             raise InputError(f"{published.url} has no version of {game}'s {model!r} yet")
         spec = found[0].game

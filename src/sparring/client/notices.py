@@ -31,7 +31,7 @@ class Notices:
         log.warning(message)
 
     def guard(self, what: str, job: Callable[[], T]) -> T | None:
-        """Does a background thread's work, which must not end the thread: whatever goes wrong is told once."""
+        """Does a background thread's work, which must not end the thread: whatever goes wrong is logged once."""
         done = attempt(job)
         if not isinstance(done, Exception):
             return done

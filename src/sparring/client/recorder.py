@@ -101,7 +101,15 @@ class Recorder:
         self._step = 0  # of the episode: the number of the next one
         self._by: tuple[tuple[str, int] | None, bool] = (None, False)
         self._time = self._since = 0.0
-        self._empty()
+        self._obs: list[bytes] = []
+        self._action: list[bytes] = []
+        self._reward: list[float] = []
+        self._log_prob: list[float] = []
+
+    @property
+    def episode(self) -> str:
+        """The id of the episode, or of the last one."""
+        return self._episode
 
     @property
     def in_episode(self) -> bool:
@@ -135,10 +143,7 @@ class Recorder:
         if self.closed:
             raise SparringError(f"the client of player {self.name!r} is closed: it records no more steps")
         before, chosen, after = self._obs_bytes(obs), self._action_bytes(action), self._obs_bytes(next_obs)
-        try:
-            gain = float(reward)
-        except (TypeError, ValueError) as error:
-            raise InputError(f"reward: expected a number, got {reward!r}") from error
+        gain = _number(reward)
         if acted is LAST_ACT:
             last = self.last_act
             acted = last[1] if last is not None and last[0] == chosen else None
@@ -149,8 +154,12 @@ class Recorder:
         except (AttributeError, TypeError, ValueError) as error:
             raise InputError(f"acted: expected Acted(model, version, log_prob), got {acted!r}") from error
         with self._lock:
-            if self._action and (by != self._by or before != self._obs[-1]):
-                self._cut()  # a fragment has one actor, and each observation is what the action before it led to
+            if self._action and (
+                len(self._action) >= self._max_steps  # not before: the newest step waits, its reward may grow
+                or by != self._by  # a fragment has one actor, …
+                or before != self._obs[-1]  # … and each observation is what the action before it led to
+            ):
+                self._cut()
             if not self._action:
                 self._open(before, by)
             self._obs.append(after)
@@ -163,21 +172,40 @@ class Recorder:
             if terminated or truncated:
                 self._cut(bool(terminated), bool(truncated))
                 self._step = 0
-            elif len(self._action) >= self._max_steps:
-                self._cut()
 
-    def end_episode(self) -> None:
-        """The player left, or the game was reset, without a last step that said so: what is open ends as truncated."""
+    def end_episode(self, reward: float | None = None, *, terminated: bool | None = None) -> None:
+        """Ends the episode without another step: the player left, the game was reset, or its result came late.
+
+        :param reward: What the result is worth: added to the last step's reward. The newest step of an open episode
+            waits for it, and is sent when the next one is recorded, or the episode ends.
+        :param terminated: Whether the episode ended by the game's rules. None: with a reward it did; without one it
+            was cut short (truncated).
+        :raises InputError: there is no step that the reward could belong to.
+        """
+        gain = 0.0 if reward is None else _number(reward)
+        ended = reward is not None if terminated is None else bool(terminated)
         with self._lock:
             if self._action:
-                self._cut(truncated=True)
+                self._reward[-1] += gain
+                self._cut(ended, not ended)
+            elif reward is not None:
+                raise InputError(
+                    f"end_episode(reward={reward!r}): "
+                    + (
+                        "the last step is sent already: call flush() after the episode's end, not before"
+                        if self._step
+                        else "no episode is open. Record its last step with terminated=False; end_episode ends it then"
+                    )
+                )
             self._step = 0
 
-    def cut(self, older_than: float | None = None) -> None:
-        """Hands over the steps so far, if the first of them is older than this many seconds; the episode goes on."""
+    def cut(self, older_than: float | None = None, *, but_newest: bool = False) -> None:
+        """Hands over the steps so far, if the first of them is older than this many seconds; the episode goes on.
+        `but_newest`: the last of them stays, because `end_episode` may add to its reward."""
         with self._lock:
-            if self._action and (older_than is None or time.monotonic() - self._since >= older_than):
-                self._cut()
+            count = len(self._action) - but_newest
+            if count > 0 and (older_than is None or time.monotonic() - self._since >= older_than):
+                self._cut(newest=but_newest)
 
     def _open(self, first: bytes, by: tuple[tuple[str, int] | None, bool]) -> None:
         self._by = _plain(by[0]), by[1]
@@ -186,32 +214,43 @@ class Recorder:
         self._obs.append(first)
         self._since = time.monotonic()
 
-    def _cut(self, terminated: bool = False, truncated: bool = False) -> None:
+    def _cut(self, terminated: bool = False, truncated: bool = False, newest: bool = False) -> None:
+        """`newest`: that step stays, as the first of the next fragment."""
         by, drawn = self._by
+        obs, action, reward, log_prob = self._obs, self._action, self._reward, self._log_prob
+        start = self._step - len(action)
+        self._empty()
+        if newest:
+            self._obs, self._action, self._reward, self._log_prob = obs[-2:], action[-1:], reward[-1:], log_prob[-1:]
+            self._since = time.monotonic()
+            del obs[-1:], action[-1:], reward[-1:], log_prob[-1:]
         self._offer(
             PendingFragment(
                 id=new_id(self._time),
                 game=self.game,
                 player=self.name,
                 episode=self._episode,
-                start=self._step - len(self._action),
+                start=start,
                 time=self._time,
-                obs=self._obs,
-                action=self._action,
-                reward=self._reward,
-                log_prob=self._log_prob if drawn else None,
+                obs=obs,
+                action=action,
+                reward=reward,
+                log_prob=log_prob if drawn else None,
                 by=by,
                 terminated=terminated,
                 truncated=truncated,
             )
         )
-        self._empty()
 
     def _empty(self) -> None:
-        self._obs: list[bytes] = []
-        self._action: list[bytes] = []
-        self._reward: list[float] = []
-        self._log_prob: list[float] = []
+        self._obs, self._action, self._reward, self._log_prob = [], [], [], []
+
+
+def _number(reward: float) -> float:
+    try:
+        return float(reward)
+    except (TypeError, ValueError) as error:
+        raise InputError(f"reward: expected a number, got {reward!r}") from error
 
 
 def _plain(by: tuple[str, int] | None) -> tuple[str, int] | None:

@@ -24,6 +24,7 @@ from sparring.client.transports.base import (
     UploadTooLarge,
 )
 from sparring.games import Game
+from sparring.store.profile import MAX_PACE
 
 __all__ = ["Stats", "Uploader"]
 
@@ -85,6 +86,8 @@ class Uploader:
         self._most = MAX_FRAGMENTS  # of a request: a proxy may take less than the server
         self._doubt = False  # whether the server is there: the newest upload failed
         self._next_wake = 0.0
+        self.pace = 0.0  # seconds between uploads at least: what the server asks for
+        self._sent_at = float("-inf")
         self._hurry = False
         self._wake = False  # files that were set aside are to be tried now
         self._deadline: float | None = None  # of a close
@@ -203,6 +206,8 @@ class Uploader:
         return False
 
     def _send_queued(self) -> bool:
+        if self._too_soon():
+            return False
         batch = self._take(self._most)
         if not (upload := self._pack(batch)):
             return False
@@ -227,6 +232,12 @@ class Uploader:
         self._landed()
         self._most = min(self._most + 1, MAX_FRAGMENTS)
         return True
+
+    def _too_soon(self) -> bool:
+        """The server asked for fewer uploads: what is recorded waits for others, unless it is enough for a request."""
+        with self._changed:
+            hurry = self._hurry or self._deadline is not None or self._full()
+        return not hurry and time.monotonic() < self._sent_at + self.pace
 
     def _send_file(self, aside: bool = False) -> bool:
         """False: there is none, or another process is sending what is there."""
@@ -299,7 +310,7 @@ class Uploader:
             self._in_flight = []
 
     def _pack(self, batch: list[PendingFragment]) -> Upload | None:
-        """An upload. Cuts that cannot be packed leave the batch, told and counted; none: no others are left."""
+        """An upload. Cuts that cannot be packed leave the batch, logged and counted; none: no others are left."""
         upload, bad = Upload(), set[str]()
         for cut in batch:
             done = attempt(lambda cut=cut: upload.add(cut.fragment()))  # type: ignore[misc]
@@ -329,7 +340,8 @@ class Uploader:
             except Refused as error:
                 reasons = {refused.reason: refused for refused in error.problem.rejected}
                 done = Uploaded(0, 0, list(reasons.values()) or [Rejected(0, "", error.status, str(error))])
-            self._doubt = False
+            self._doubt, self._sent_at = False, time.monotonic()
+            self.pace = min(max(done.pace or 0.0, 0.0), MAX_PACE)
             self._succeeded()
             self._account(done, count)
 
@@ -461,7 +473,7 @@ def _own_fault(error: Unavailable) -> bool:
 
 @contextmanager
 def _foreseen() -> Iterator[None]:
-    """Whatever goes wrong within is Unavailable: to be told, and tried again later. The thread goes on."""
+    """Whatever goes wrong within is Unavailable: to be logged, and tried again later. The thread goes on."""
     try:
         yield
     except Unavailable:

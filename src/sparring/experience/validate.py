@@ -12,7 +12,7 @@ import numpy as np
 from sparring.experience.fragment import REWARD, Fragment
 from sparring.games.spec import Array, Box, Dict, Game, Space
 
-__all__ = ["MAX_NUMBER", "MAX_REWARD", "MAX_STEPS", "check"]
+__all__ = ["MAX_NUMBER", "MAX_REWARD", "MAX_STEPS", "check", "miscounted"]
 
 MAX_STEPS = 10_000
 MAX_NAME = 200
@@ -36,7 +36,7 @@ def check(game: Game, fragments: Sequence[Fragment], now: float | None = None) -
 
 
 def _frame(game: Game, f: Fragment, now: float) -> str | None:
-    """Everything that can be told without looking at the values."""
+    """Everything that can be checked without looking at the values."""
     if f.game != game.name:
         return f"it is for the game {f.game!r}, this is {game.name!r}"
     if f.schema != game.schema:
@@ -44,15 +44,16 @@ def _frame(game: Game, f: Fragment, now: float) -> str | None:
     if not 1 <= f.steps <= MAX_STEPS:
         return f"steps is {f.steps}, allowed are 1..{MAX_STEPS}"
     sizes = (
-        ("obs", f.obs, (f.steps + 1) * game.observation.element.itemsize),
-        ("action", f.action, f.steps * game.action.element.itemsize),
-        ("reward", f.reward, f.steps * REWARD.itemsize),
+        ("obs", f.obs, f.steps + 1, game.observation.element.itemsize),
+        ("action", f.action, f.steps, game.action.element.itemsize),
+        ("reward", f.reward, f.steps, REWARD.itemsize),
+        ("log_prob", f.log_prob, f.steps, REWARD.itemsize),
     )
-    for name, buffer, expected in sizes:
-        if len(buffer) != expected:
-            return f"{name} has {len(buffer)} bytes, {f.steps} steps need {expected}: wrong shape or dtype"
-    if f.log_prob is not None and len(f.log_prob) != f.steps * REWARD.itemsize:
-        return f"log_prob has {len(f.log_prob)} bytes, {f.steps} steps need {f.steps * REWARD.itemsize}"
+    for name, buffer, rows, size in sizes:
+        if buffer is not None and len(buffer) != rows * size:
+            if len(buffer) % size == 0 and len(buffer) < rows * size:
+                return miscounted(name, f.steps, len(buffer) // size)
+            return f"{name} has {len(buffer)} bytes, {_needs(f.steps)} {rows * size}: wrong shape or dtype"
     for name, text in (("id", f.id), ("player", f.player), ("episode", f.episode), ("model", f.model)):
         if text is not None and not (0 < len(text) <= MAX_NAME and text.isprintable()):
             return f"{name} must be 1..{MAX_NAME} printable characters"
@@ -61,9 +62,25 @@ def _frame(game: Game, f: Fragment, now: float) -> str | None:
     if not 0 <= f.start < 1 << 53 or not 0 <= (f.version or 0) < 1 << 53:
         return "start and version must be whole numbers from 0 to 2^53"
     if not now - PAST <= f.time <= now + FUTURE:  # also false for NaN
+        if now - PAST <= f.time / 1000 <= now + FUTURE:
+            return f"time is {f.time:.0f}: send seconds, not milliseconds (in JavaScript: Date.now() / 1000)"
         days = (f.time - now) / DAY
         return f"its clock is {days:+.1f} days off the server's (allowed: −{PAST / DAY:g} to +{FUTURE / DAY:g})"
     return None
+
+
+NOUNS = {"obs": "observation", "action": "action", "reward": "reward", "log_prob": "log_prob"}
+
+
+def miscounted(column: str, steps: int, rows: int) -> str:
+    """Of a column whose number of rows does not fit a fragment's steps: also too many."""
+    need, last = (steps + 1, ": the last is the one after the last step") if column == "obs" else (steps, "")
+    were = "1 was" if rows == 1 else f"{rows} were"
+    return f"{_needs(steps)} {need} {NOUNS[column]}{'s' * (need != 1)}, {were} sent{last}"
+
+
+def _needs(steps: int) -> str:
+    return "1 step needs" if steps == 1 else f"{steps} steps need"
 
 
 def _values(game: Game, fragments: Sequence[Fragment]) -> str | None:

@@ -12,8 +12,9 @@ from typing import Annotated, Any
 import msgspec
 
 from sparring.errors import InputError
+from sparring.experience import misfits
 from sparring.experience.fragment import Columns, Fragment, new_id, pack
-from sparring.experience.validate import MAX_NAME, MAX_STEPS
+from sparring.experience.validate import MAX_NAME, MAX_STEPS, miscounted
 from sparring.games.spec import Box, Game, column, constrained
 
 gzip: ModuleType
@@ -22,8 +23,8 @@ try:  # the same bytes, made ten times as fast
 except ImportError:  # a game that only plays goes without
     gzip = zlib
 
-__all__ = ["JsonFragment", "TooLarge", "array", "compress", "decode", "decode_json", "decompress", "encode"]
-__all__ += ["encode_one", "split", "unknown_fields"]
+__all__ = ["JsonFragment", "TooLarge", "Unfit", "array", "compress", "decode", "decode_json", "decompress", "encode"]
+__all__ += ["encode_one", "from_rows", "parse_json", "split", "unknown_fields", "unknown_note"]
 
 NUMBER = Box(())  # rewards and log-probabilities: one float32 a step
 _encoder = msgspec.msgpack.Encoder()
@@ -64,8 +65,20 @@ class JsonFragment(msgspec.Struct, frozen=True):
     version: Annotated[int, _COUNT] | None = None
 
 
+class Unfit(str):
+    """Why a row is no fragment, with the names that it gave itself."""
+
+    id: str
+    player: str
+
+    def __new__(cls, why: str, id: str = "", player: str = "") -> "Unfit":
+        made = super().__new__(cls, why)
+        made.id, made.player = id, player
+        return made
+
+
 _json_decoder = msgspec.json.Decoder(list[JsonFragment])
-MAX_UNKNOWN = 20  # names that are told
+MAX_UNKNOWN = 20  # names that are reported
 
 
 def _strict(kind: type[msgspec.Struct]) -> Any:
@@ -88,20 +101,32 @@ LOOKED_AT = 50  # fragments of an upload whose fields are named …
 MAX_FIELDS, MAX_ROW = 64, 64 << 10  # … if they have no more fields (in JSON: bytes) than this: the sender chooses them
 
 
-def unknown_fields(body: bytes, *, json: bool = False) -> list[str]:
-    """The fields that we skip in a body that `decode` (or `decode_json`) takes: a newer version's, or misspelt."""
+def unknown_fields(body: bytes, *, json: bool = False) -> dict[str, int]:
+    """The fields that we skip in a body that `decode` (or `decode_json`) takes, each with the number of the first
+    fragment that has it: a newer version's, or misspelt."""
     strict, keys, known = _FIELDS[json]
     try:
         strict.decode(body)
     except (msgspec.ValidationError, UnicodeDecodeError):
-        names: set[str] = set()
-        for row in _rows[json].decode(body)[:LOOKED_AT]:
+        names: dict[str, int] = {}
+        for i, row in enumerate(_rows[json].decode(body)[:LOOKED_AT]):
             try:
-                names |= keys.decode(row).keys() - set(known) if _is_short(memoryview(row), json) else set()
+                found = keys.decode(row).keys() - set(known) if _is_short(memoryview(row), json) else ()
             except UnicodeDecodeError:
-                names.add("?")  # its name is not text
-        return sorted(names)[:MAX_UNKNOWN]
-    return []
+                found = {"?"}  # its name is not text
+            except msgspec.ValidationError:
+                continue  # no fragment, which is reported elsewhere
+            for name in found:
+                names.setdefault(name, i)
+        return {name: names[name] for name in sorted(names)[:MAX_UNKNOWN]}
+    return {}
+
+
+def unknown_note(name: str, fragment: int) -> str:
+    """About a field of a JSON fragment that we skip, for who wrote it."""
+    return (
+        f"fragment {fragment} has `{name[:64]}`, which is unknown and not stored{misfits.misspelt(name, JsonFragment)}"
+    )
 
 
 def _is_short(row: memoryview, json: bool) -> bool:
@@ -131,47 +156,109 @@ def decode(body: bytes) -> list[Fragment]:
     try:
         return _decoder.decode(body)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        raise InputError(f"the body is not a msgpack list of fragments: {error}") from error
+        why = next((found for found in _fragments(body, Fragment, False) if isinstance(found, str)), str(error))
+        raise InputError(f"the body is not a msgpack list of fragments: {why}") from error
 
 
-def decode_json(body: bytes, game: Game, most: int | None = None) -> list[Fragment | str]:
+def decode_json(body: bytes, game: Game, most: int | None = None) -> list[Fragment | Unfit]:
     """Each row-wise fragment as columns, or the reason why it cannot be one. TooLarge when there are more than `most`,
     before any column is made."""
+    return from_rows(parse_json(body, most), game)
+
+
+def parse_json(body: bytes, most: int | None = None) -> Sequence[JsonFragment | Unfit]:
+    """The fragments as rows, of which `from_rows` makes columns, or why each is none. Raises as `decode_json`."""
+    rows: Sequence[JsonFragment | Unfit]
     try:
         rows = _json_decoder.decode(body)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        raise InputError(f"the body is not a JSON list of fragments: {error}") from error
-    if most is not None and len(rows) > most:
-        raise TooLarge(f"{len(rows)} fragments in one request, at most {most} are allowed: send several")
-    return [_from_rows(row, game) for row in rows]
+        rows = _fragments(body, JsonFragment, True, most)
+        if not any(isinstance(row, str) for row in rows):
+            raise InputError(f"the body is not a JSON list of fragments: {_no_list(body) or error}") from error
+    _limit(len(rows), most)
+    return rows
+
+
+def from_rows(rows: Sequence[JsonFragment | Unfit], game: Game) -> list[Fragment | Unfit]:
+    return [row if isinstance(row, str) else _from_rows(row, game) for row in rows]
+
+
+def _limit(rows: int, most: int | None) -> None:
+    if most is not None and rows > most:
+        raise TooLarge(f"{rows} fragments in one request, at most {most} are allowed: send several")
+
+
+def _fragments(body: bytes, into: type[msgspec.Struct], json: bool, most: int | None = None) -> list[Any]:
+    """One by one, in the place of those that are none the reason. Empty when it is no list of anything."""
+    try:
+        raws = _rows[json].decode(body)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        return []
+    _limit(len(raws), most)
+    decode = msgspec.json.decode if json else msgspec.msgpack.decode
+    explained = 0
+    out: list[Any] = []
+    for i, raw in enumerate(raws):
+        try:
+            out.append(decode(raw, type=into))
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+            explained += 1
+            why = _misfit_of(raw, into, json) if explained <= LOOKED_AT else None
+            names = [_name_in(raw, field, json) if explained <= LOOKED_AT else "" for field in ("id", "player")]
+            out.append(Unfit(f"fragment {i} {why}" if why else f"fragment {i}: {error}", *names))
+    return out
+
+
+def _misfit_of(raw: msgspec.Raw, into: type[msgspec.Struct], json: bool) -> str | None:
+    decode = msgspec.json.decode if json else msgspec.msgpack.decode
+    if not _is_short(memoryview(raw), json):
+        return None
+    try:
+        return misfits.explain(_FIELDS[json][1].decode(raw), into, decode)
+    except msgspec.ValidationError as error:
+        return misfits.no_object(error, into)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        return None
+
+
+def _name_in(raw: msgspec.Raw, field: str, json: bool) -> str:
+    """What a row that is no fragment has there; nothing if it is no name."""
+    try:
+        if _is_short(memoryview(raw), json):
+            decode = msgspec.json.decode if json else msgspec.msgpack.decode
+            return decode(_FIELDS[json][1].decode(raw)[field], type=_Name)
+    except (KeyError, msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        pass  # then nobody knows it
+    return ""
+
+
+def _no_list(body: bytes) -> str | None:
+    """What a person may have sent in the place of a list."""
+    return "it is one object: put it into a list, [{…}]" if body.lstrip()[:1] == b"{" else None
 
 
 def _misfit(row: JsonFragment) -> str | None:
     """In the words of rows: `validate`, which sees columns, would speak of bytes."""
-    steps = len(row.reward)
-    if len(row.obs) != steps + 1:
-        need = f"{_count(steps, 'reward')} need {steps + 1}: the one after the last step, too"
-        return f"obs has {_count(len(row.obs), 'observation')}, {need}"
-    if len(row.action) != steps:
-        return f"action has {_count(len(row.action), 'action')}, {_count(steps, 'reward')} need {steps}"
-    if row.log_prob is not None and len(row.log_prob) != steps:
-        return f"log_prob has {_count(len(row.log_prob), 'number')}, {_count(steps, 'reward')} need {steps}"
+    counts = {"obs": len(row.obs), "action": len(row.action), "reward": len(row.reward)}
+    # What two of them agree on are the steps.
+    steps = counts["action"] if counts["obs"] == counts["action"] + 1 else counts["reward"]
+    if row.log_prob is not None:
+        counts["log_prob"] = len(row.log_prob)
+    for name, count in counts.items():
+        if count != steps + (name == "obs"):
+            return miscounted(name, steps, count)
     return None
 
 
-def _count(count: int, noun: str) -> str:
-    return f"{count} {noun}{'s' * (count != 1)}"
-
-
-def _from_rows(row: JsonFragment, game: Game) -> Fragment | str:
+def _from_rows(row: JsonFragment, game: Game) -> Fragment | Unfit:
     parts: dict[str, Any] = {}
     for name, space in (("obs", game.observation), ("action", game.action)):
         try:
             parts[name] = column(space, getattr(row, name))
         except (ValueError, TypeError, OverflowError) as error:
-            return f"{name}: {error}"
-    if row.reward and (why := _misfit(row)) is not None:  # `validate` says what is wrong with no steps
-        return why
+            return Unfit(f"{name}: {error}", row.id or "", row.player)
+    if (row.reward or row.action) and (why := _misfit(row)) is not None:  # `validate` says what is wrong with no steps
+        return Unfit(why, row.id or "", row.player)
     now = time.time()
     name = new_id(now) if row.id is None else row.id
     fragment = pack(

@@ -2,11 +2,12 @@
 written from the declarative layers, node by node; no framework's exporter is in between.
 
 Inputs: `obs` (or `obs.<field>` per field of a Dict) and `noise`, an initializer that a runtime may leave out. Outputs:
-`action` (greedy), `sampled` (exploring, from the noise) and `log_prob` (of `sampled`). See `Policy.act`.
+`action` (greedy), `sampled` (exploring, from the noise), `log_prob` (of `sampled`) and `outputs` (the head's numbers);
+with a value, `value`. See `Policy.act`.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -15,8 +16,9 @@ from onnx import TensorProto, checker, helper
 
 from sparring.games import Box, Dict, Discrete, MultiDiscrete, Space
 from sparring.games.spec import Array
-from sparring.networks.layers import own
+from sparring.networks.layers import Layer, own
 from sparring.networks.onnx_graph import Graph
+from sparring.networks.plain import Value
 from sparring.networks.policy import (
     CLIP,
     ERFC,
@@ -35,6 +37,7 @@ from sparring.networks.spec import (
     QValues,
     Squashed,
     action_size,
+    choices,
     feature_shape,
     image_layout,
 )
@@ -44,21 +47,29 @@ __all__ = ["render"]
 OPSET, IR_VERSION = 17, 8  # old enough for every runtime we meet, phones and browsers included
 
 
-def render(policy: Policy) -> bytes:
+def render(policy: Policy, value: Value | None = None) -> bytes:
     """The same bytes for the same policy."""
     g, game = Graph(), policy.game
     inputs = [_input(name, space) for name, space in _parts(game.observation)]
     inputs.append(helper.make_tensor_value_info("noise", TensorProto.FLOAT, ["noise_rows", policy.noise_size]))
     default = 0.5 if policy.noise_kind == "uniform" else 0.0
     g.constant(np.full((1, policy.noise_size), default, np.float32), "noise")
-    out = _network(g, policy)
+    features = _normalised(g, policy)
+    x = _torso(g, policy.game.observation, policy.layers, policy.params, features)
+    out = _head(g, policy, x)
     act = _q_values if isinstance(policy.head, QValues) else _categorical
     action, sampled, log_prob = (act if policy.noise_kind == "uniform" else _continuous)(g, policy, out)
-    g.rename({action: "action", sampled: "sampled", log_prob: "log_prob"})
+    names = {action: "action", sampled: "sampled", log_prob: "log_prob", out: "outputs"}
+    if value is not None:
+        names[_value(g, policy, value, features, x)] = "value"
+    g.rename(names)
     element = game.action.element
     kind = helper.np_dtype_to_tensor_dtype(element.base)
     outputs = [helper.make_tensor_value_info(name, kind, ["N", *element.shape]) for name in ("action", "sampled")]
     outputs.append(helper.make_tensor_value_info("log_prob", TensorProto.FLOAT, ["N"]))
+    outputs.append(helper.make_tensor_value_info("outputs", TensorProto.FLOAT, ["N", len(policy.params["head.b"])]))
+    if value is not None:
+        outputs.append(helper.make_tensor_value_info("value", TensorProto.FLOAT, ["N"]))
     graph = helper.make_graph(g.nodes, "policy", inputs, outputs, list(g.constants.values()))
     model = helper.make_model(
         graph, opset_imports=[helper.make_opsetid("", OPSET)], ir_version=IR_VERSION, producer_name="sparring"
@@ -92,33 +103,52 @@ def _input(name: str, space: Space) -> Any:
     return helper.make_tensor_value_info(name, helper.np_dtype_to_tensor_dtype(element.base), ["N", *element.shape])
 
 
-def _network(g: Graph, policy: Policy) -> str:
-    """The head's numbers [N, outputs]. Images travel as NCHW, which ONNX convolves; the features, and so the weights of
-    a Dense layer above, are in NHWC order."""
+def _normalised(g: Graph, policy: Policy) -> str:
+    """What the first layer sees. Images travel as NCHW, which ONNX convolves; the features, and so the weights of a
+    Dense layer above, are in NHWC order."""
     p = policy.params
     x, image = _features(g, policy.game.observation)
     if "normaliser.mean" in p:
         axes = (2, 0, 1) if image else (0,)
         mean, std = (g.constant(p[f"normaliser.{k}"].transpose(axes), f"normaliser.{k}") for k in ("mean", "std"))
         x = g.op("Clip", g.op("Div", g.op("Sub", x, mean), std), -CLIP, CLIP)
-    x = _torso(g, policy, x)
-    out = _dense(g, policy, "head", x)
+    return x
+
+
+def _head(g: Graph, policy: Policy, x: str) -> str:
+    """The head's numbers [N, outputs]."""
+    out = _dense(g, policy.params, "head", x)
     if isinstance(policy.head, QValues) and policy.head.duelling:
-        centred = g.op("Sub", out, g.op("ReduceMean", out, axes=[1], keepdims=1))
-        out = g.op("Add", centred, _dense(g, policy, "head.value", x))
+        parts = _split(g, out, choices(policy.game.action))
+        centred = [g.op("Sub", part, g.op("ReduceMean", part, axes=[1], keepdims=1)) for part in parts]
+        joined = centred[0] if len(centred) == 1 else g.op("Concat", *centred, axis=1)
+        out = g.op("Add", joined, _dense(g, policy.params, "head.value", x))
     return out
 
 
-def _torso(g: Graph, policy: Policy, x: str) -> str:
+def _torso(
+    g: Graph, observation: Space, layers: Sequence[Layer], params: Mapping[str, Array], x: str, prefix: str = ""
+) -> str:
     """The vector that the head sees."""
-    shape = feature_shape(policy.game.observation)
-    for i, layer in enumerate(policy.layers):
+    shape = feature_shape(observation)
+    for i, layer in enumerate(layers):
         if layer.takes_vector:
             x, shape = _flat(g, x, len(shape) == 3), (math.prod(shape),)
-        g.scope = f"torso.{i}."
-        x = layer.onnx(g, own(policy.params, g.scope), x)
+        g.scope, g.shape = f"{prefix}torso.{i}.", shape
+        x = layer.onnx(g, own(params, f"torso.{i}."), x)
         g.scope, shape = "", layer.output(shape)
     return _flat(g, x, len(shape) == 3)
+
+
+def _value(g: Graph, policy: Policy, value: Value, features: str, hidden: str) -> str:
+    """[N], by layers of its own or from what the policy's layers give."""
+    x = hidden
+    if value.layers is not None:
+        x = _torso(g, policy.game.observation, value.layers, value.params, features, "value.")
+    g.scope = "value."
+    out = _dense(g, value.params, "head", x)
+    g.scope = ""
+    return g.op("Squeeze", out, _axis(1))
 
 
 def _features(g: Graph, observation: Space) -> tuple[str, bool]:
@@ -152,20 +182,28 @@ def _flat(g: Graph, x: str, image: bool) -> str:
     return g.op("Flatten", g.op("Transpose", x, perm=[0, 2, 3, 1]), axis=1) if image else x
 
 
-def _dense(g: Graph, policy: Policy, name: str, x: str) -> str:
-    w, b = (g.constant(policy.params[f"{name}.{k}"], f"{name}.{k}") for k in ("w", "b"))
+def _dense(g: Graph, params: Mapping[str, Array], name: str, x: str) -> str:
+    w, b = (g.constant(params[f"{name}.{k}"], f"{name}.{k}") for k in ("w", "b"))
     return g.op("Gemm", x, w, b)
 
 
 def _q_values(g: Graph, policy: Policy, out: str) -> tuple[str, str, str]:
-    n, e = action_size(policy.game.action), float(policy.exploration)
-    best = g.op("ArgMax", out, axis=1, keepdims=0)
-    whether, which = (g.op("Gather", "noise", i, axis=1) for i in (0, 1))
-    random = g.op("Min", _cast(g, g.op("Mul", which, float(n)), np.int64), n - 1)
-    chosen = g.op("Where", g.op("Less", whether, e), random, best)
-    other, of_best = (float(np.log(max(p, MIN_PROB))) for p in (e / n, e / n + 1 - e))
-    log_prob = g.op("Where", g.op("Equal", chosen, best), of_best, other)
-    return _discrete(g, policy, best), _discrete(g, policy, chosen), log_prob
+    """Each part of the action by itself; noise is whether each is random, then which."""
+    action, e = policy.game.action, float(policy.exploration)
+    sizes = choices(action)
+    best, chosen, log_probs = [], [], []
+    for i, (n, q) in enumerate(zip(sizes, _split(g, out, sizes), strict=True)):
+        best.append(g.op("ArgMax", q, axis=1, keepdims=0))
+        whether, which = (g.op("Gather", "noise", j, axis=1) for j in (i, len(sizes) + i))
+        random = g.op("Min", _cast(g, g.op("Mul", which, float(n)), np.int64), n - 1)
+        chosen.append(g.op("Where", g.op("Less", whether, e), random, best[-1]))
+        other, of_best = (float(np.log(max(p, MIN_PROB))) for p in (e / n, e / n + 1 - e))
+        log_probs.append(g.op("Where", g.op("Equal", chosen[-1], best[-1]), of_best, other))
+    if isinstance(action, Discrete):
+        return _discrete(g, policy, best[0]), _discrete(g, policy, chosen[0]), log_probs[0]
+    columns = [[g.op("Unsqueeze", one, _axis(1)) for one in each] for each in (best, chosen, log_probs)]
+    greedy, explored = (_discrete(g, policy, g.op("Concat", *each, axis=1)) for each in columns[:2])
+    return greedy, explored, g.op("ReduceSum", g.op("Concat", *columns[2], axis=1), _axis(1), keepdims=0)
 
 
 def _categorical(g: Graph, policy: Policy, out: str) -> tuple[str, str, str]:

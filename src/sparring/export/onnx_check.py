@@ -12,23 +12,27 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from sparring.errors import InputError
+from sparring.games.spec import MAX_DIMENSIONS
 
 __all__ = ["OPERATORS", "check", "require_noise"]
 
 MAX_BYTES = 256 << 20
 MAX_FIELDS = 500_000  # in all: a policy with a hundred action parts has some 10,000
-MAX_RANK = 8
+MAX_RANK = MAX_DIMENSIONS + 1  # a batch of what a game may declare
 MAX_NUMBER = 1 << 24  # of an axis, a kernel, a stride …
+MAX_PAD = 1 << 10  # rows or columns of zeros beside an image
 IR_VERSIONS, OPSETS = range(4, 15), range(13, 27)
 
-# What `export.onnx` writes, with the attributes it gives.
+# What `export.onnx` writes, with the attributes it gives; in whole numbers (`onnx_whole`) also Quantize- and
+# DequantizeLinear.
 OPERATORS: dict[str, tuple[str, ...]] = {
     "Add": (),
     "ArgMax": ("axis", "keepdims"),
     "Cast": ("to",),
     "Clip": (),
     "Concat": ("axis",),
-    "Conv": ("kernel_shape", "strides"),
+    "Conv": ("kernel_shape", "pads", "strides"),
+    "DequantizeLinear": ("axis",),
     "Div": (),
     "Equal": (),
     "Exp": (),
@@ -44,6 +48,7 @@ OPERATORS: dict[str, tuple[str, ...]] = {
     "Min": (),
     "Mul": (),
     "Neg": (),
+    "QuantizeLinear": (),
     "ReduceMean": ("axes", "keepdims"),
     "ReduceSum": ("keepdims",),
     "Relu": (),
@@ -251,9 +256,9 @@ class Check:
         if attribute.number("type") not in ((FLOAT,) if fraction else (INT, INTS)):
             raise UnknownPart(f"attribute {name} of {operator} has another type than ours")
         values = [*attribute.numbers.get("i", []), *attribute.numbers.get("ints", [])]
-        least = 1 if operator == "Conv" else 0
+        least, most = (0, MAX_PAD) if name == "pads" else (int(operator == "Conv"), MAX_NUMBER)
         sane = 0 < struct.unpack("<f", attribute.view("f"))[0] < 1 if fraction else True
-        if not sane or not all(least <= value < MAX_NUMBER for value in values):
+        if not sane or not all(least <= value < most for value in values):
             raise UnknownPart(f"attribute {name} of {operator} out of bounds")
 
     def _tensor(self, data: memoryview) -> None:

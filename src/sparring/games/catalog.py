@@ -1,22 +1,26 @@
 """Where games come from: a Gymnasium id, or a JSON file that declares a game we cannot simulate."""
 
 import ctypes
+import difflib
 import importlib
+import inspect
 import math
 import os
 import re
 import subprocess
 import sys
 import traceback
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 
 from sparring.errors import GameError, InputError, SparringError
-from sparring.games.spec import Box, Dict, Discrete, Game, MultiDiscrete, Space
+from sparring.games.atari_settings import AtariSettings
+from sparring.games.spec import Box, Dict, Discrete, Game, Keyword, MultiDiscrete, Space
 
 __all__ = [
     "Unregistered",
@@ -46,7 +50,7 @@ class Unregistered(InputError):
 
 @contextmanager
 def own_fault(name: str, where: str, *but: type[Exception]) -> Iterator[None]:
-    """Whatever the game's own code raises is told as its `fault`; `but` goes through."""
+    """Whatever the game's own code raises is reported as its `fault`; `but` goes through."""
     try:
         yield
     except Exception as error:
@@ -64,13 +68,23 @@ def fault(name: str, where: str, error: BaseException) -> GameError:
     return fault
 
 
-def load(name: str) -> Game:
+def load(name: str | Mapping[str, Any]) -> Game:
     """A game by name.
 
-    :param name: A Gymnasium id, `module:Id` of a game of your own, or the path of a declaration (.json).
-    :raises InputError: there is no such game, or its spaces are of a kind that is not supported.
+    :param name: A Gymnasium id, `module:Id` of a game of your own, or the path of a declaration (.json). Or a mapping
+        with it as `id`, what the game is set to, and what it is called then, if not as ever:
+        `{"id": "LunarLander-v3", "gravity": -5, "name": "moon"}`.
+    :raises InputError: there is no such game, it has no such setting, or its spaces are of a kind that is not
+        supported.
     """
+    kwargs: dict[str, Keyword] = {}
+    called = None
+    if not isinstance(name, str):
+        kwargs, called = _kwargs(name), name.get("name")
+        name = str(name["id"])
     if name.endswith(".json"):
+        if kwargs or called:
+            raise InputError(f"{name} is a declaration: its name, and its settings as `env_kwargs`, stand there")
         path = Path(name)
         if not path.is_file():
             raise InputError(f"no game declaration at {name}: write one with `sparring init NAME`")
@@ -79,7 +93,7 @@ def load(name: str) -> Game:
         except OSError as error:
             raise InputError(f"cannot read {name}: {error.strerror}") from error
     try:
-        env = make(name)
+        env = _make_known(name, kwargs, {})
     except GameError as error:
         code = f"import gymnasium; gymnasium.make('{name}')"
         raise GameError(f'{error}. Its traceback: python -c "{code}"') from error
@@ -87,28 +101,97 @@ def load(name: str) -> Game:
         observation, action = _unbounded(space_of(env.observation_space)), space_of(env.action_space)
         if isinstance(action, Dict):
             raise ValueError("Dict actions are not supported")
-        return Game(name=name.rpartition(":")[2].replace("/", "-"), observation=observation, action=action, env=name)
+        usual = name.rpartition(":")[2].replace("/", "-")
+        game = Game(name=str(called or usual), observation=observation, action=action, env=name)
+        return msgspec.structs.replace(game, env_kwargs=kwargs) if kwargs else game
     except ValueError as error:
         raise InputError(f"{name}: {error}") from error
     finally:
         env.close()
 
 
-def make(env_id: str, **options: Any) -> Any:
-    """The Gymnasium environment, or an InputError that says what to do."""
+def _kwargs(written: Mapping[str, Any]) -> dict[str, Keyword]:
+    """A game's settings, of a mapping with its id."""
+    if not isinstance(written.get("id"), str):
+        raise InputError("game.id is missing: say which game, such as {id: LunarLander-v3, gravity: -5}")
+    kwargs = {}
+    for name, value in written.items():
+        if name in ("id", "name"):
+            continue
+        try:
+            kwargs[name] = msgspec.convert(value, Keyword)
+        except msgspec.ValidationError as error:
+            what = "a setting is a number, a text, true, false, null or a list of them"
+            raise InputError(f"game.{name} is {value!r:.100}: {what}") from error
+    return kwargs
+
+
+def make(game: Game | str, **options: Any) -> Any:
+    """The Gymnasium environment, or an InputError that says what to do.
+
+    :param game: One that has a simulator, or an id.
+    """
+    if isinstance(game, str):
+        return _make_known(game, {}, options)
+    assert game.env is not None
+    return _make_known(game.env, game.env_kwargs or {}, options)
+
+
+def _make_known(env_id: str, kwargs: Mapping[str, Keyword], options: dict[str, Any]) -> Any:
     try:
         import gymnasium
     except ImportError as error:
         raise InputError("playing a Gymnasium game needs gymnasium: pip install 'sparring[play]'") from error
     register(env_id)
+    if kwargs:
+        _require_settings(env_id, kwargs)
     try:
-        with own_fault(env_id, "its constructor", gymnasium.error.Error, ImportError):
-            return _make(env_id, options)
+        refused = (AssertionError, TypeError, ValueError) if kwargs else ()
+        with own_fault(env_id, "its constructor", gymnasium.error.Error, ImportError, *refused):
+            return _make(env_id, options | dict(kwargs))
+    except (AssertionError, TypeError, ValueError) as error:
+        given = ", ".join(f"{name}={value}" for name, value in kwargs.items())
+        raise InputError(f"{env_id} does not take {given}: {type(error).__name__}: {error}") from error
     except gymnasium.error.UnregisteredEnv as error:
         own = "" if ":" in env_id else f". A game of your own needs its module's name: module:{env_id}"
         raise Unregistered(f"cannot make the game {env_id!r}: {error}{own}") from error
     except (gymnasium.error.Error, ImportError) as error:  # ImportError: a game whose own needs are not installed
         raise InputError(f"cannot make the game {env_id!r}: {error}") from error
+
+
+SHOWN = ("render_mode",)  # is asked for where a game is drawn
+ANY = ("max_episode_steps",)  # Gymnasium's own, for every game
+
+
+def _require_settings(env_id: str, kwargs: Mapping[str, Keyword]) -> None:
+    """Refuses names that the game's constructor does not know, as far as that can be told beforehand."""
+    import gymnasium
+    from gymnasium.envs.registration import load_env_creator
+
+    if env_id.startswith("ALE/"):
+        AtariSettings.parse(kwargs)
+        return
+    try:
+        entry = gymnasium.spec(env_id.rpartition(":")[2]).entry_point
+    except gymnasium.error.Error:  # `make` says what to do
+        return
+    with own_fault(env_id, "its module", ImportError):
+        creator = load_env_creator(entry) if isinstance(entry, str) else entry
+    known, more = accepted(creator)
+    names = [*(name for name in known if name not in SHOWN), *ANY]
+    for name in kwargs:
+        if name in names or (more and name not in SHOWN):
+            continue
+        near = difflib.get_close_matches(name, names, 1)
+        hint = f"did you mean game.{near[0]}?" if near else f"there are {', '.join(names)}"
+        raise InputError(f"{env_id} has no setting game.{name}: {hint}")
+
+
+def accepted(creator: Any) -> tuple[list[str], bool]:
+    """The keywords of a constructor, and whether it takes others, too."""
+    parameters = inspect.signature(creator).parameters.values()
+    named = [p.name for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
+    return named, any(p.kind is p.VAR_KEYWORD for p in parameters)
 
 
 def _make(env_id: str, options: dict[str, Any]) -> Any:
@@ -162,7 +245,7 @@ def require_elsewhere(game: Game) -> None:
     code = "import sys, gymnasium; sys.exit(3 if sys.argv[1] not in gymnasium.registry else 0)"
     try:
         asked = subprocess.run([sys.executable, "-c", code, name], capture_output=True, timeout=ELSEWHERE, check=False)
-    except (OSError, subprocess.TimeoutExpired):  # the workers will tell
+    except (OSError, subprocess.TimeoutExpired):  # the workers will report it
         return
     if asked.returncode == 3:
         raise registered_here_alone(game)

@@ -19,8 +19,9 @@ import numpy as np
 from msgspec.structs import force_setattr
 
 from sparring.errors import InputError
+from sparring.games import mistakes
 
-__all__ = ["Action", "Box", "Dict", "Discrete", "Game", "MultiDiscrete", "Space"]
+__all__ = ["Action", "Box", "Dict", "Discrete", "Game", "MultiDiscrete", "Space", "written"]
 
 Array = np.ndarray[Any, np.dtype[Any]]
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
@@ -30,12 +31,21 @@ MAX_STEP_BYTES = 4 << 20
 NUMBERS = (int, float, np.integer, np.floating, np.bool_)
 MAX_COLUMN_BYTES = 64 << 20  # of rows that are Python lists
 MAX_PLAYERS = 10_000
+HELP = "help"  # a key of a declaration that nobody reads: words and examples for who fills it in
+ORIGIN = re.compile(r"\*|[A-Za-z][A-Za-z0-9+.\-]*://[A-Za-z0-9.\-_\[\]:]+")  # of web pages
+MAX_ORIGIN, MAX_ORIGINS = 200, 20
+ENV = re.compile(r"[^\x00-\x1f\x7f]{0,1000}")  # it is logged, and shown in terminals
 MAX_DIMENSIONS = 16  # NumPy stops at 64, and batches add some
 
 
 def constrained(**schema: Any) -> msgspec.Meta:
     """What JSON Schema shall say of a field whose check is ours, because it says more when it fails."""
     return msgspec.Meta(extra_json_schema=schema)
+
+
+def check_env(env: str) -> None:
+    if not ENV.fullmatch(env):
+        raise ValueError("env must be at most 1000 characters, and no control characters")
 
 
 class Box(msgspec.Struct, frozen=True, tag="box", tag_field="type", dict=True, forbid_unknown_fields=True):
@@ -211,6 +221,12 @@ Action = Box | Discrete | MultiDiscrete
 Space = Box | Discrete | MultiDiscrete | Dict
 
 
+def written(space: Space, most: int = 1000) -> str:
+    """As it stands in a declaration, for people; cut where it is longer."""
+    text = msgspec.json.encode(space).decode()
+    return text if len(text) <= most else f"{text[: most - 1]}…"
+
+
 def column(space: Space, rows: Sequence[Any] | Array) -> Array:
     """Steps as a game or JSON gives them → one array of the space's element type. Raises ValueError on a misfit.
 
@@ -220,10 +236,8 @@ def column(space: Space, rows: Sequence[Any] | Array) -> Array:
     if not isinstance(rows, np.ndarray) and len(rows) * space.element.itemsize > MAX_COLUMN_BYTES:
         raise ValueError(f"{len(rows)} rows take more than {MAX_COLUMN_BYTES >> 20} MiB: send fewer at once")
     if isinstance(space, Dict):
-        parts = {
-            name: column(part, [_field(row, name, len(space.fields)) for row in rows])
-            for name, part in space.fields.items()
-        }
+        _check_fields(space, rows)
+        parts = {name: _part(name, part, [row[name] for row in rows]) for name, part in space.fields.items()}
         out = np.empty(len(rows), space.element)
         for name, values in parts.items():
             out[name] = values
@@ -242,6 +256,13 @@ def column(space: Space, rows: Sequence[Any] | Array) -> Array:
         whole = array.dtype.kind != "f" or (array == np.trunc(array)).all()
         raise ValueError(f"values do not fit {base}" if whole else "expected whole numbers")
     return out
+
+
+def _part(name: str, space: Space, rows: Sequence[Any]) -> Array:
+    try:
+        return column(space, rows)
+    except ValueError as error:
+        raise ValueError(f"{name}: {error}") from error
 
 
 def _numbers(rows: Sequence[Any], shape: tuple[int, ...]) -> Array:
@@ -265,15 +286,29 @@ def _numbers(rows: Sequence[Any], shape: tuple[int, ...]) -> Array:
 
 def _found(values: Sequence[Any]) -> str:
     """What these are, for a message."""
-    kinds = {type(value).__name__ for value in values if not isinstance(value, list | tuple)}
-    lists = {f"a list of {len(value)}" for value in values if isinstance(value, list | tuple)}
-    return " and ".join(sorted(kinds | lists)[:5])
+    return " and ".join(sorted({mistakes.kind(value) for value in values})[:5])
 
 
-def _field(row: Any, name: str, count: int) -> Any:
-    if not isinstance(row, Mapping) or name not in row or len(row) != count:
-        raise ValueError(f"expected an object with the space's {count} fields, {name!r} among them")
-    return row[name]
+def _check_fields(space: Dict, rows: Sequence[Any] | Array) -> None:
+    for i, row in enumerate(rows):
+        if isinstance(row, Mapping) and row.keys() == space.fields.keys():
+            continue
+        if not isinstance(row, Mapping):
+            names = ", ".join(sorted(space.fields))
+            raise ValueError(f"row {i} is {mistakes.kind(row)}, an object with the fields {names} belongs there")
+        missing, unknown = sorted(space.fields.keys() - row.keys()), sorted(map(str, row.keys() - space.fields.keys()))
+        lacks = [f"lacks {', '.join(missing)}"] if missing else []
+        has = [f"has {', '.join(unknown)[:200]}, which the space has not"] if unknown else []
+        raise ValueError(f"row {i} {' and '.join(lacks + has)}")
+
+
+def _same_origin(ours: str, theirs: str) -> bool:
+    """Browsers leave out the port that everybody uses."""
+    one, other = (each.lower() for each in (ours, theirs))
+    for scheme, port in (("https://", ":443"), ("http://", ":80")):
+        if one.startswith(scheme):
+            one = one.removesuffix(port)
+    return one == other
 
 
 def _plain(bound: float | Sequence[float] | None) -> float | tuple[float, ...] | None:
@@ -288,6 +323,7 @@ def _first(values: Array, wrong: Array) -> str:
     return f"{float(np.broadcast_to(values, wrong.shape).flat[wrong.argmax()]):.9g}"
 
 
+Keyword = bool | int | float | str | None | tuple[bool | int | float | str | None, ...]
 FLOAT_BOX = {
     "if": {"properties": {"type": {"const": "box"}}},
     "then": {"properties": {"dtype": {"enum": ["float32", "float64"]}}},
@@ -302,17 +338,28 @@ class Game(msgspec.Struct, frozen=True, dict=True):
     :param action: What they can do.
     :param players: How many play at once.
     :param env: The Gymnasium id behind it, or none for a declared game, which we cannot simulate.
+    :param env_kwargs: What its simulator is set to: keywords of its constructor, as `{"gravity": -5}`.
     :param reward: The least and the most that one step may be worth, where the default (`experience.validate`) does
         not fit.
+    :param origins: Web pages that may ask for its bots and send its play, as `https://my.game`, or `*` for any.
     """
 
     name: Annotated[str, constrained(pattern=f"^{NAME.pattern}$")]
     observation: Space
     action: Annotated[Action, constrained(**FLOAT_BOX)]
     players: Annotated[int, constrained(minimum=1, maximum=MAX_PLAYERS)] = 1
-    env: str | None = None
+    env: Annotated[str, constrained(pattern=f"^{ENV.pattern}$")] | None = None
     # Unset is not written: older readers do not know it.
     reward: tuple[float, float] | msgspec.UnsetType | None = msgspec.UNSET
+    origins: (
+        Annotated[
+            tuple[Annotated[str, constrained(pattern=f"^({ORIGIN.pattern})$", maxLength=MAX_ORIGIN)], ...],
+            constrained(maxItems=MAX_ORIGINS),
+        ]
+        | msgspec.UnsetType
+        | None
+    ) = msgspec.UNSET
+    env_kwargs: dict[str, Keyword] | msgspec.UnsetType = msgspec.UNSET
 
     def __post_init__(self) -> None:
         if not NAME.fullmatch(self.name):
@@ -321,10 +368,31 @@ class Game(msgspec.Struct, frozen=True, dict=True):
             )
         if not 1 <= self.players <= MAX_PLAYERS:
             raise ValueError(f"players must be 1..{MAX_PLAYERS}")
+        if self.env is not None:
+            check_env(self.env)
         if self.reward and not -math.inf < self.reward[0] <= self.reward[1] < math.inf:
             raise ValueError(f"reward {list(self.reward)}: give two finite numbers, the least and the most of one step")
         if isinstance(self.action, Box) and not self.action.dtype.startswith("float"):
             raise ValueError("a Box action must be float32 or float64; for whole numbers use multi_discrete")
+        if self.origins:
+            self._check_origins(self.origins)
+
+    def _check_origins(self, origins: tuple[str, ...]) -> None:
+        for origin in origins:
+            if len(origin) > MAX_ORIGIN or not ORIGIN.fullmatch(origin):
+                raise ValueError(
+                    f"origins: {origin[:MAX_ORIGIN]!r} is no origin of web pages: write it like https://my.game or "
+                    "http://localhost:8000, without a path, or * for any"
+                )
+        if len(origins) > MAX_ORIGINS:
+            raise ValueError(f"origins has {len(origins)} entries, at most {MAX_ORIGINS} are allowed")
+
+    def allows(self, origin: str) -> bool:
+        """Whether web pages of this origin may play the game.
+
+        :param origin: As browsers send it.
+        """
+        return any(each == "*" or _same_origin(each, origin) for each in self.origins or ())
 
     @cached_property
     def schema(self) -> str:
@@ -334,9 +402,9 @@ class Game(msgspec.Struct, frozen=True, dict=True):
 
     @classmethod
     def declared(cls, text: bytes | str) -> "Game":
-        """As a person wrote it: a field that we do not know is a mistake, and told."""
+        """As a person wrote it: a field that we do not know is a mistake, and reported."""
         game = cls.from_json(text)
-        unknown = msgspec.json.decode(text, type=dict[str, msgspec.Raw]).keys() - set(cls.__struct_fields__)
+        unknown = msgspec.json.decode(text, type=dict[str, msgspec.Raw]).keys() - {*cls.__struct_fields__, HELP}
         if unknown:
             name = min(unknown)
             near = difflib.get_close_matches(name, cls.__struct_fields__, 1)
@@ -355,7 +423,7 @@ class Game(msgspec.Struct, frozen=True, dict=True):
         try:
             return msgspec.json.decode(text, type=cls)
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-            raise InputError(f"not a game declaration: {error}") from error
+            raise InputError(f"not a game declaration: {mistakes.explain(text) or error}") from error
 
     def to_json(self) -> bytes:
         """The declaration: what a .json file of a game holds."""

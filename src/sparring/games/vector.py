@@ -14,10 +14,11 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 
 from sparring.errors import InputError, SparringError
-from sparring.games.catalog import fault, make, own_fault, register, space_of
+from sparring.games.atari_settings import AtariSettings
+from sparring.games.catalog import accepted, fault, make, own_fault, register, space_of
 from sparring.games.spec import Array, Box, Dict, Discrete, Game, Space
 
-__all__ = ["Environments", "Native", "Separate", "Step", "build", "scalars"]
+__all__ = ["Environments", "Native", "Separate", "Step", "build", "clips_rewards", "scalars"]
 
 MASK = "action_mask"  # of `info`: which actions are allowed
 NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]{0,63}")  # of a number in `info` that becomes a metric
@@ -36,7 +37,7 @@ class Step(NamedTuple):
 
 class Environments(Protocol):
     count: int
-    masked: bool  # the game has told in `info` which actions are allowed
+    masked: bool  # the game says in `info` which actions are allowed
 
     def reset(self, seed: int) -> Array: ...
 
@@ -68,7 +69,7 @@ class Separate:
     def __init__(self, game: Game, count: int) -> None:
         assert game.env is not None
         self.game, self.count = game, count
-        self.envs = [make(game.env) for _ in range(count)]
+        self.envs = [make(game) for _ in range(count)]
         self.masked = False
         self._obs = np.zeros(count, game.observation.element)
         self._action_shape = self.envs[0].action_space.shape
@@ -244,9 +245,11 @@ class Native:
 def native(game: Game, count: int) -> Native | None:
     """The vector form that Gymnasium has registered for the game, if it is the same game and resets as we expect."""
     import gymnasium
+    from gymnasium.envs.registration import load_env_creator
     from gymnasium.vector import AutoresetMode
 
     assert game.env is not None
+    kwargs = game.env_kwargs or {}
     if not isinstance(game.observation, Box) or game.env.startswith("phys2d/"):
         return None
     name = game.env.rpartition(":")[2]
@@ -260,9 +263,13 @@ def native(game: Game, count: int) -> Native | None:
     if name.startswith("ALE/"):
         from sparring.games.atari import Ataris
 
-        return Native(game, Ataris(name, count))
+        return Native(game, Ataris(name, count, AtariSettings.parse(kwargs)))
+    entry = spec.vector_entry_point
+    known, _ = accepted(load_env_creator(entry) if isinstance(entry, str) else entry)
+    if not kwargs.keys() <= set(known):  # its vector form cannot be set so
+        return None
     with own_fault(game.env, "its vector form's constructor"):
-        env = gymnasium.make_vec(name, count, vectorization_mode="vector_entry_point")
+        env = gymnasium.make_vec(name, count, vectorization_mode="vector_entry_point", **kwargs)
     same = space_of(env.single_observation_space)
     if (
         not isinstance(same, Box)
@@ -273,6 +280,13 @@ def native(game: Game, count: int) -> Native | None:
         env.close()
         return None
     return Native(game, env)
+
+
+def clips_rewards(game: Game) -> bool:
+    """Whether one learns from the sign of its rewards; its returns are the game's own all the same."""
+    if game.env is None or not game.env.startswith("ALE/"):
+        return False
+    return AtariSettings.parse(game.env_kwargs or {}).reward_clipping
 
 
 def has_mask(info: Any) -> bool:

@@ -9,7 +9,7 @@ import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from types import TracebackType
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import msgspec
 from starlette.requests import ClientDisconnect, Request
@@ -19,7 +19,7 @@ from starlette.types import Message, Receive, Scope, Send
 from sparring.api import Problem, Rejected
 from sparring.errors import Busy, InputError, SparringError
 from sparring.experience.wire import TooLarge
-from sparring.gateway.prometheus import Metrics
+from sparring.gateway.prometheus import PrometheusMetrics
 from sparring.registry.registry import RegistryError
 from sparring.store.protocol import StoreAway, StoreFull
 
@@ -242,26 +242,49 @@ def query_int(request: Request, name: str, default: int, low: int, high: int) ->
     text = request.query_params.get(name)
     if text is None:
         return default
-    if not (text.isascii() and text.isdigit() and len(text) < 10 and low <= int(text) <= high):
+    if not (text.isascii() and text.isdigit() and len(text) < 20 and low <= int(text) <= high):
         raise HTTPProblem(422, f"{name} is {text[:50]!r}: give a whole number from {low} to {high}")
     return int(text)
+
+
+class Pages(Protocol):
+    """Web pages of other origins, for one route: see `cors`."""
+
+    async def headers(self, scope: Scope) -> dict[str, str]: ...
+
+    def preflight(self, scope: Scope, headers: Mapping[str, str]) -> Response: ...
 
 
 class Endpoint:
     """Runs one route's handler: turns what it raises into problems, counts, and never lets a stack trace out."""
 
-    def __init__(self, route: str, handler: Handler, metrics: Metrics, check: Callable[[Scope], None]) -> None:
-        """`check` raises a HTTPProblem for requests that the handler shall not see."""
+    def __init__(
+        self,
+        route: str,
+        handler: Handler,
+        metrics: PrometheusMetrics,
+        check: Callable[[Scope, bool], None],
+        pages: Pages | None = None,
+    ) -> None:
+        """`check` raises a HTTPProblem for requests that the handler shall not see; it is told whether a web page of
+        another origin may ask. `pages` knows which may."""
         self._route = route
         self._handler = handler
         self._check = check
         self._metrics = metrics
+        self._pages = pages
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         body = _Body(scope, receive)
+        shared: Mapping[str, str] = {}
         try:
-            self._check(scope)
-            response = await self._handler(Request(scope, body.receive))
+            if self._pages is not None:
+                shared = await self._pages.headers(scope)
+            self._check(scope, "access-control-allow-origin" in shared)
+            if scope["method"] == "OPTIONS" and self._pages is not None:
+                response = self._pages.preflight(scope, shared)
+            else:
+                response = await self._handler(Request(scope, body.receive))
         except ClientDisconnect:
             self._metrics.request(self._route, scope["method"], 499)  # nobody is left to answer
             return
@@ -274,6 +297,7 @@ class Endpoint:
         except Exception:
             log.exception("%s failed", scope["path"])
             response = HTTPProblem(500, FAILED).response()
+        response.headers.update(shared)
         self._metrics.request(self._route, scope["method"], response.status_code)
         if body.left_large:
             await _send_and_linger(response, scope, body.receive, send)

@@ -40,9 +40,12 @@ class Hosts:
         self._any = "*" in given
         self._known = functools.lru_cache(maxsize=256)(self._is_known)
 
-    def check(self, scope: Scope) -> None:
+    def check(self, scope: Scope, page_allowed: bool = False) -> None:
         """Raises an HTTPProblem for a request that is not meant for us. 403 is what clients try again later: they keep
-        their play until somebody has told the gateway its name."""
+        their play until somebody has told the gateway its name.
+
+        :param page_allowed: The web page that asks may, whatever its origin.
+        """
         hosts = [value for name, value in scope["headers"] if name == b"host"]
         if len(hosts) > 1:
             raise HTTPProblem(400, "the request has several Host headers: send one")
@@ -53,10 +56,10 @@ class Hosts:
                 f"this gateway does not answer to the name {host[:200]!r}: use its IP address, "
                 f"or start it with --allowed-host {(_name(host) or 'NAME')[:200]}",
             )
-        if scope["method"] not in SAFE:
+        if scope["method"] not in SAFE and not page_allowed:
             for name, value in scope["headers"]:
                 if name == b"origin":
-                    self._check_origin(value.decode("latin-1").strip().lower(), host)
+                    self._check_origin(value.decode("latin-1").strip().lower(), host, scope["path_params"].get("game"))
 
     def _is_known(self, host: str) -> bool:
         if self._any:
@@ -70,14 +73,15 @@ class Hosts:
             or _is_address(name)
         )
 
-    def _check_origin(self, origin: str, host: str) -> None:
+    def _check_origin(self, origin: str, host: str, game: str | None) -> None:
         """The same page's, or that of a name we were told exactly: a proxy may have changed the Host."""
         _, _, netloc = origin.partition("://")
         if not netloc or (netloc != host and _name(netloc) not in self._names):
+            play = f', or to play {game[:100]!r} declare it with "origins": ["{origin[:200]}"]' if game else ""
             raise HTTPProblem(
                 403,
                 f"web pages of {origin[:200]!r} may not change anything here: if they are your own, start the gateway "
-                f"with --allowed-host {(_name(netloc) or 'NAME')[:200]}",
+                f"with --allowed-host {(_name(netloc) or 'NAME')[:200]}{play}",
             )
 
 

@@ -14,24 +14,21 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from sparring.api import CurvePoint, GameInfo, Snapshot, StreamStatus, TrainerStatus, VersionRow
+from sparring.api import GameInfo, Play, PlayerRow, RecentReturns, Snapshot, StreamStatus, TrainerStatus, VersionRow
 from sparring.gateway.endpoint import HTTPProblem, answer, query_int
+from sparring.gateway.history import History, Line, VersionReturns
 from sparring.gateway.routes.games import Games
 from sparring.gateway.routes.models import Models
 from sparring.registry.manifest import DEFAULT_MODEL, Manifest
-from sparring.store.protocol import Episode, Stats, Store
+from sparring.store.protocol import Stats, Store
 
-__all__ = ["History", "Live"]
+__all__ = ["Live"]
 
 PERIOD = 1.0  # seconds between snapshots of a game that changes
 IDLE_PERIOD = 5.0  # and of one that does not: it tells the watchers that we are here
 WINDOW = 5  # seconds over which rates are taken
 ACTIVE = 30.0  # a player is active for so long after their newest fragment
-RECENT = 20  # episodes behind return_mean
-MAX_POINTS = 400
-MAX_VERSIONS = 50
-MAX_PLAYED = 1000  # versions whose episodes are counted
-SOON = 100  # versions that may be published, and played, before we hear of it
+MAX_VERSIONS = 200
 MAX_PLAYERS = 20
 MAX_ACTIVE = 1000  # players looked at to count the active ones
 PAGE, MAX_PAGES = 1000, 50  # episodes taken in at once: the rest of a long history waits for the next second
@@ -64,88 +61,7 @@ class Rate:
         return sum(s[1] for s in whole) / WINDOW, sum(s[2] for s in whole) / WINDOW
 
 
-class _Bin:
-    __slots__ = ("episodes", "high", "low", "steps", "sum", "time", "version")
-
-    def __init__(self, ret: float) -> None:
-        self.time, self.steps, self.sum, self.episodes = 0.0, 0, 0.0, 0
-        self.low = self.high = ret
-        self.version: int | None = None
-
-    def merge(self, other: "_Bin") -> None:
-        """`other` comes after this one."""
-        self.time, self.steps = other.time, other.steps
-        self.sum += other.sum
-        self.episodes += other.episodes
-        self.low, self.high = min(self.low, other.low), max(self.high, other.high)
-        self.version = max((v for v in (self.version, other.version) if v is not None), default=None)
-
-    def point(self) -> CurvePoint:
-        return CurvePoint(
-            self.time, self.steps, self.sum / self.episodes, self.low, self.high, self.episodes, self.version
-        )
-
-
-class History:
-    """A game's finished episodes, digested one by one as they come: the curve, the newest mean, versions in play."""
-
-    def __init__(self) -> None:
-        self.cursor = 0
-        self.episodes = 0
-        self.steps = 0
-        self.best: float | None = None
-        self.newest = 0  # published version: players may claim to have played any
-        self.played: dict[int, tuple[int, float]] = {}  # by version of the default model: episodes, sum of returns
-        self._recent: deque[Episode] = deque(maxlen=RECENT)
-        self._bins: list[_Bin] = []
-        self._bin_size = 1  # episodes per bin: doubles whenever there would be too many bins
-
-    def add(self, episode: Episode) -> None:
-        self.cursor = episode.cursor
-        self.episodes += 1
-        self.steps += episode.steps
-        self._recent.append(episode)
-        if len(self._recent) == RECENT:
-            mean = sum([e.ret for e in self._recent]) / RECENT
-            self.best = mean if self.best is None else max(self.best, mean)
-        version = episode.version if episode.model == DEFAULT_MODEL else None
-        if version is not None and version > self.newest + SOON:
-            version = None  # made up
-        if version is not None:
-            count, total = self.played.get(version, (0, 0.0))
-            self.played[version] = count + 1, total + episode.ret
-            if len(self.played) > MAX_PLAYED:  # what is shown are the newest ones
-                for old in sorted(self.played)[: MAX_PLAYED // 2]:
-                    del self.played[old]
-        self._draw(episode, version)
-
-    def _draw(self, episode: Episode, version: int | None) -> None:
-        new = _Bin(episode.ret)
-        new.time, new.steps, new.sum, new.episodes, new.version = episode.ended, self.steps, episode.ret, 1, version
-        if self._bins and self._bins[-1].episodes < self._bin_size:
-            self._bins[-1].merge(new)
-            return
-        if len(self._bins) == MAX_POINTS:
-            for left, right in zip(self._bins[::2], self._bins[1::2], strict=True):
-                left.merge(right)
-            self._bins = self._bins[::2]
-            self._bin_size *= 2
-        self._bins.append(new)
-
-    @property
-    def curve(self) -> list[CurvePoint]:
-        return [b.point() for b in self._bins]
-
-    @property
-    def return_mean(self) -> float | None:
-        return sum(e.ret for e in self._recent) / len(self._recent) if self._recent else None
-
-    @property
-    def length_mean(self) -> float | None:
-        return sum(e.steps for e in self._recent) / len(self._recent) if self._recent else None
-
-
-class View:
+class GameView:
     """One game as it is shown. Built in a thread (`build`), one build at a time."""
 
     def __init__(self, game: str, store: Store, trainer_dir: Path | None, stream_status: Path | None) -> None:
@@ -180,8 +96,9 @@ class View:
 
     def build(self, latest: Manifest | None, manifests: list[Manifest]) -> Snapshot:
         now, inputs = time.time(), self._inputs(latest.version if latest else None)
-        self._history.newest = latest.version if latest else 0
+        self._history.newest = max((m.version for m in (latest, *manifests[-1:]) if m is not None), default=0)
         history = self._take_in()
+        returns = history.all.recent.returns()
         players, stats = self._store.players(self._game, MAX_ACTIVE), self._store.stats(self._game)
         if self._stream_status is not None:
             self._grown(stats)
@@ -193,21 +110,30 @@ class View:
             steps_per_s=steps_per_s,
             fragments_per_s=fragments_per_s,
             active_players=sum(p.last_seen > now - ACTIVE for p in players),
-            episodes=history.episodes,
-            return_mean=history.return_mean,
-            return_best=history.best,
-            length_mean=history.length_mean,
+            episodes=returns.episodes,
+            return_mean=returns.return_mean,
+            return_best=returns.return_best,
+            length_mean=returns.length_mean,
             latest=latest.version if latest else None,
             published=latest.created if latest else None,
             versions=[_row(m, history) for m in manifests],
-            players=players[:MAX_PLAYERS],
-            curve=history.curve,
-            trainer=_read_status(self._status, TrainerStatus),
+            players=[history.row(p) for p in players[:MAX_PLAYERS]],
+            curve=history.all.curve,
+            trainer=self.trainer(),
             stream=_read_status(self._stream_status, StreamStatus),
             paused=self._game in self._store.paused(),
+            people=_play(history.people, stats.steps - stats.bot_steps),
+            bots=_play(history.bots, stats.bot_steps),
         )
         self._built_from, self.built = inputs, time.monotonic()
         return self.snapshot
+
+    def trainer(self) -> TrainerStatus | None:
+        return _read_status(self._status, TrainerStatus)
+
+    def players(self, limit: int) -> list[PlayerRow]:
+        """As of the newest snapshot, what returns are about. While nobody builds one."""
+        return [self._history.row(p) for p in self._store.players(self._game, limit)]
 
     def _grown(self, stats: Stats) -> None:
         """Behind a stream nobody tells what arrives: the store's growth does."""
@@ -229,21 +155,27 @@ class View:
 
 
 def _row(manifest: Manifest, history: History) -> VersionRow:
-    played, total = history.played.get(manifest.version, (0, 0.0))
+    played = history.played.get(manifest.version) or VersionReturns()
     return VersionRow(
         version=manifest.version,
         created=manifest.created,
         steps=manifest.data.steps,
         evaluation=manifest.metrics.get("evaluation/return_mean"),
-        played=played,
-        return_mean=total / played if played else None,
+        played=played.episodes,
+        return_mean=played.mean,
+        margin=played.margin,
     )
+
+
+def _play(line: Line, steps: int) -> Play:
+    returns: RecentReturns = line.recent.returns()
+    return Play(**msgspec.structs.asdict(returns), steps=steps, curve=line.curve)
 
 
 def _mtime(path: Path | None) -> int | None:
     try:
         return path.stat().st_mtime_ns if path else None
-    except FileNotFoundError:
+    except OSError:  # `_read_status` logs why, if it is there
         return None
 
 
@@ -254,7 +186,7 @@ def _read_status(path: Path | None, kind: type[T]) -> T | None:
         return msgspec.json.decode(path.read_bytes(), type=kind)
     except FileNotFoundError:
         return None
-    except msgspec.MsgspecError as error:
+    except (OSError, msgspec.MsgspecError, UnicodeDecodeError) as error:
         log.warning("%s is not a %s: %s", path, kind.__name__, error)
         return None
 
@@ -299,7 +231,7 @@ class Live:
         self._models = models
         self._trainer_dir = trainer_dir
         self._stream_status = stream_status
-        self._views: dict[str, View] = {}
+        self._views: dict[str, GameView] = {}
         self._watchers: set[Watcher] = set()
         self._stopping = False
 
@@ -378,12 +310,14 @@ class Live:
             newest = latest.manifest if latest else None
             if view.snapshot is not None and not view.stale(newest.version if newest else None):
                 return view.snapshot
-            manifests = await self._models.newest(game, DEFAULT_MODEL, MAX_VERSIONS)
+            trainer = await asyncio.to_thread(view.trainer)
+            candidate = trainer.candidate if trainer else None
+            manifests = await self._models.newest(game, DEFAULT_MODEL, MAX_VERSIONS, candidate)
             return await asyncio.to_thread(view.build, newest, manifests)
 
-    def _view(self, game: str) -> View:
+    def _view(self, game: str) -> GameView:
         if (view := self._views.get(game)) is None:
-            view = self._views[game] = View(game, self._store, self._trainer_dir, self._stream_status)
+            view = self._views[game] = GameView(game, self._store, self._trainer_dir, self._stream_status)
         return view
 
     # Handlers
@@ -393,37 +327,61 @@ class Live:
         return answer(await self.snapshot(game.name))
 
     async def games(self, request: Request) -> Response:
+        asked = request.query_params.get("archived", "false")
+        if asked not in ("true", "false"):
+            raise HTTPProblem(422, f"archived is {asked[:50]!r}: say true or false")
         rows = []
         for game in await self._games.all():
+            archived = self._games.profile(game.name).archived
+            if archived and asked == "false":
+                continue
             s = await self.snapshot(game.name)
-            rows.append(
-                GameInfo(
-                    game.name, game.schema, game.env, game.players, s.stats.steps, s.latest, s.return_mean, s.paused
-                )
+            info = GameInfo(
+                self._games.family.title(game.name),
+                game.schema,
+                game.env,
+                game.players,
+                s.stats.steps,
+                s.latest,
+                s.return_mean,
+                s.paused,
+                archived=archived,
+                generation=self._games.family.generation(game.name),
+                names=self._games.family.names(game.name),
+                bot_steps=s.stats.bot_steps,
             )
+            apart = {"people_return_mean": s.people.return_mean, "bot_return_mean": s.bots.return_mean}
+            rows.append(msgspec.structs.replace(info, **apart))
         return answer(rows)
 
     async def players(self, request: Request) -> Response:
         game = await self._games.get(request.path_params["game"])
         limit = query_int(request, "limit", 100, 1, 1000)
-        return answer(await asyncio.to_thread(self._store.players, game.name, limit))
+        await self.snapshot(game.name)
+        view = self._view(game.name)
+        async with view.lock:
+            return answer(await asyncio.to_thread(view.players, limit))
 
     async def events(self, request: Request) -> Response:
         name = request.query_params.get("game")
         if name is None:
             raise HTTPProblem(422, "say which game to watch: GET /v1/events?game=NAME")
         game = await self._games.get(name)
-        if self._stopping or len(self._watchers) >= MAX_WATCHERS:
-            raise HTTPProblem(
-                503, "no more event streams at the moment: poll stats instead", headers={"retry-after": "10"}
-            )
+        self._require_room()
         watcher = Watcher(game.name)
         latest = await self._models.latest(game.name, DEFAULT_MODEL)
         watcher.version = latest.manifest.version if latest else None
         snapshot = await self.snapshot(game.name)
         watcher.built = self._view(game.name).built
         watcher.push(b"retry: 2000\n\n" + _event("stats", msgspec.json.encode(snapshot)))
+        self._require_room()  # others asked meanwhile
         return _Stream(watcher, self._watchers)
+
+    def _require_room(self) -> None:
+        if self._stopping or len(self._watchers) >= MAX_WATCHERS:
+            raise HTTPProblem(
+                503, "no more event streams at the moment: poll stats instead", headers={"retry-after": "10"}
+            )
 
 
 def _event(name: str, data: bytes) -> bytes:

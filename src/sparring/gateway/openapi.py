@@ -4,7 +4,7 @@ import http
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 
@@ -24,6 +24,8 @@ PATH: dict[str, Schema] = {  # by the names in paths, with an example that the p
     "game": {"schema": NAME_SCHEMA, "example": "CartPole-v1"},
     "model": {"schema": NAME_SCHEMA, "example": "bot"},
     "version": {"schema": {"type": "integer", "minimum": 1, "maximum": 10**15 - 1}, "example": 1},
+    "episode": {"schema": {"type": "integer", "minimum": 1, "maximum": 10**15 - 1}, "example": 1},
+    "alias": {"schema": NAME_SCHEMA, "example": "stable"},
     "name": {"schema": {"type": "string", "minLength": 1}, "example": "policy.onnx"},
     "file": {"schema": {"type": "string", "minLength": 1}, "example": "dashboard.js"},
     "player": {"schema": {"type": "string", "minLength": 1}, "example": "player-1"},
@@ -51,6 +53,8 @@ class Operation:
     headers: dict[str, Schema] = field(default_factory=dict)  # request headers worth knowing: schema with description
     example: Any = None  # of the body, as JSON
     body_limits: Schema = field(default_factory=dict)  # added to its schema
+    shared: Literal["game", "all"] | None = None  # with web pages of origins that the game allows, or of all: see cors
+    path_examples: dict[str, Any] = field(default_factory=dict)  # instead of those of PATH
 
     @property
     def public_path(self) -> str:
@@ -108,7 +112,10 @@ def _schema(t: Any, schema_of: dict[Any, Schema]) -> Schema:
 
 def _parameters(op: Operation) -> list[Schema]:
     names = re.findall(r"{(\w+)(?::\w+)?}", op.path)
-    parameters: list[Schema] = [{"name": name, "in": "path", "required": True, **PATH[name]} for name in names]
+    examples = {name: {"example": value} for name, value in op.path_examples.items()}
+    parameters: list[Schema] = [
+        {"name": name, "in": "path", "required": True, **PATH[name], **examples.get(name, {})} for name in names
+    ]
     parameters += [
         {"name": name, "in": "query", "required": required, "description": about, "schema": schema}
         for name, (about, required, schema) in op.query.items()

@@ -12,7 +12,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-__all__ = ["Histogram", "Metrics", "Samples", "counter", "gauge", "rss"]
+__all__ = ["Histogram", "PrometheusMetrics", "Samples", "counter", "gauge", "rss"]
 
 Samples = Iterable[tuple[Mapping[str, str], float]]  # labels and a value
 
@@ -35,7 +35,7 @@ class Histogram:
         return list(zip(names, map(float, itertools.accumulate(self.counts)), strict=True))
 
 
-class Metrics:
+class PrometheusMetrics:
     """Counters of this process. All are changed in the event loop's thread only."""
 
     def __init__(self) -> None:

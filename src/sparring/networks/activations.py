@@ -16,6 +16,7 @@ import numpy as np
 from sparring import plugins
 from sparring.errors import InputError
 from sparring.games.spec import Array
+from sparring.networks.plain_steps import Activate, Step
 
 if TYPE_CHECKING:
     import jax
@@ -29,17 +30,18 @@ ACTIVATIONS = {name: f"sparring.networks.activations:{name.upper()}" for name in
 
 @dataclass(frozen=True)
 class Activation:
-    """The same function in every form. A form that comes later (Keras, C …) is one more field, with None as default:
-    who exports to it refuses an activation that lacks it.
+    """The same function in every form.
 
     :param apply_jax: differentiable, for learners. Import JAX inside it: rollout workers load this module as well.
     :param apply_numpy: for acting; called at every step. It may write into its argument.
     :param onnx: adds nodes to a graph and gives the name of their result.
+    :param plain: the steps that Keras, TFLite and C are written from. None: those formats refuse it.
     """
 
     apply_jax: Callable[[jax.Array], jax.Array]
     apply_numpy: Callable[[Array], Array]
     onnx: Callable[[Graph, str], str]
+    plain: tuple[Step, ...] | None = None
 
 
 @lru_cache(maxsize=256)
@@ -69,11 +71,14 @@ def _jax_silu(x: jax.Array) -> jax.Array:
     return jax.nn.silu(x)
 
 
-RELU = Activation(_jax_relu, lambda x: np.maximum(x, 0), lambda graph, x: graph.op("Relu", x))
-TANH = Activation(_jax_tanh, np.tanh, lambda graph, x: graph.op("Tanh", x))
+RELU = Activation(
+    _jax_relu, lambda x: np.maximum(x, 0), lambda graph, x: graph.op("Relu", x), plain=(Activate("relu"),)
+)
+TANH = Activation(_jax_tanh, np.tanh, lambda graph, x: graph.op("Tanh", x), plain=(Activate("tanh"),))
 SILU = Activation(
     _jax_silu,
     lambda x: x * (0.5 + 0.5 * np.tanh(0.5 * x)),  # x·sigmoid(x) without overflow
     lambda graph, x: graph.op("Mul", x, graph.op("Sigmoid", x)),
+    plain=(Activate("silu"),),
 )
-LINEAR = Activation(lambda x: x, lambda x: x, lambda _, x: x)
+LINEAR = Activation(lambda x: x, lambda x: x, lambda _, x: x, plain=())

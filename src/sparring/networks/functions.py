@@ -11,7 +11,7 @@ from sparring.errors import InputError
 from sparring.games.spec import Array
 from sparring.networks.layers import NORM_EPSILON, Layer, orthogonal, own
 from sparring.networks.policy import CLIP
-from sparring.networks.spec import QValues, Shape
+from sparring.networks.spec import ParameterShape, QValues
 
 __all__ = [
     "Normaliser",
@@ -40,7 +40,7 @@ def init_params(key: jax.Array, shapes: dict[str, tuple[int, ...]], head_scale: 
     params: Params = {}
     first: Array
     for name, shape in shapes.items():
-        if isinstance(shape, Shape):
+        if isinstance(shape, ParameterShape):
             first = np.asarray(shape.init(rng), np.float32)
         elif name.endswith(".w"):
             first = head_scale * orthogonal(rng, shape)
@@ -110,20 +110,34 @@ def dense(params: Params, name: str, x: jax.Array) -> jax.Array:
     return x @ params[f"{name}.w"] + params[f"{name}.b"]
 
 
-def convolve(x: jax.Array, w: jax.Array, stride: int) -> jax.Array:
-    """NHWC, no padding."""
+Pads = tuple[tuple[int, int], tuple[int, int]]  # zeros above and below, left and right
+
+
+def convolve(x: jax.Array, w: jax.Array, stride: int, pads: Pads = ((0, 0), (0, 0))) -> jax.Array:
+    """NHWC."""
     if jax.default_backend() == "cpu":
-        return _convolve_by_products(*_stride_to_depth(x, w, stride))
-    return jax.lax.conv_general_dilated(x, w, (stride, stride), "VALID", dimension_numbers=("NHWC", "HWIO", "NHWC"))
+        return _convolve_on_cpu(x, w, stride, pads)
+    return jax.lax.conv_general_dilated(x, w, (stride, stride), pads, dimension_numbers=("NHWC", "HWIO", "NHWC"))
 
 
-def _stride_to_depth(x: jax.Array, w: jax.Array, stride: int) -> tuple[jax.Array, jax.Array]:
+def _convolve_on_cpu(x: jax.Array, w: jax.Array, stride: int, pads: Pads) -> jax.Array:
+    kernel, filters = w.shape[0], w.shape[-1]
+    if all(size + sum(pad) < kernel + stride for size, pad in zip(x.shape[1:3], pads, strict=True)):
+        x = jnp.pad(x, [(0, 0), *pads, (0, 0)])[:, :kernel, :kernel]  # one output: a dense layer
+        return (x.reshape(len(x), -1) @ w.reshape(-1, filters))[:, None, None]
+    return _convolve_by_products(*_stride_to_depth(x, w, stride, pads))
+
+
+def _stride_to_depth(x: jax.Array, w: jax.Array, stride: int, pads: Pads) -> tuple[jax.Array, jax.Array]:
     """The same convolution without a stride: every block of stride × stride pixels becomes one with all their channels.
     A kernel that does not fill its blocks gets zeros."""
     (n, *sizes, channels), kernel = x.shape, w.shape[0]
     shifts = -(-kernel // stride)
-    h, width = ((size - kernel) // stride + shifts for size in sizes)
-    more = [(0, blocks * stride - size, 0) for blocks, size in zip((h, width), sizes, strict=True)]  # or fewer
+    h, width = ((size + sum(pad) - kernel) // stride + shifts for size, pad in zip(sizes, pads, strict=True))
+    more = [  # or fewer
+        (before, blocks * stride - size - before, 0)
+        for blocks, size, (before, _) in zip((h, width), sizes, pads, strict=True)
+    ]
     x = jax.lax.pad(x, jnp.zeros((), x.dtype), [(0, 0, 0), *more, (0, 0, 0)])
     x = x.reshape(n, h, stride, width, stride * channels)
     x = jnp.concatenate([x[:, :, row] for row in range(stride)], -1)  # a transposition takes longer
@@ -153,10 +167,13 @@ def _product(x: jax.Array, w: jax.Array) -> jax.Array:
     return (x.reshape(-1, x.shape[-1]) @ w).reshape(*x.shape[:-1], -1)
 
 
-def q_values(head: QValues, params: Params, hidden: jax.Array, prefix: str = "") -> jax.Array:
-    q = dense(params, f"{prefix}head", hidden)
+def q_values(head: QValues, params: Params, hidden: jax.Array, sizes: tuple[int, ...] | None = None) -> jax.Array:
+    """(batch, actions). `sizes`: of the parts of an action that has several (`spec.choices`)."""
+    q = dense(params, "head", hidden)
     if head.duelling:
-        q = q - q.mean(-1, keepdims=True) + dense(params, f"{prefix}head.value", hidden)
+        parts = [q] if sizes is None else jnp.split(q, np.cumsum(sizes)[:-1], -1)
+        centred = [part - part.mean(-1, keepdims=True) for part in parts]
+        q = jnp.concatenate(centred, -1) + dense(params, "head.value", hidden)
     return q
 
 

@@ -1,5 +1,5 @@
 """Layers: what stands between a policy's observation and its head. Each is one entry with its renderings: JAX to
-learn, NumPy to act, ONNX to publish.
+learn, NumPy to act, ONNX to publish, and plain steps, of which the other formats are made.
 
 Files name ours by a word and others by where they are:
 
@@ -13,17 +13,18 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import msgspec
 import numpy as np
 
 from sparring import plugins
-from sparring.errors import InputError
+from sparring.errors import InputError, Unrenderable
 from sparring.games.spec import Array
 from sparring.networks.activations import find_activation
+from sparring.networks.plain_steps import Affine, Convolve, Normalise, Step
 
 if TYPE_CHECKING:
     import jax
@@ -62,9 +63,6 @@ class Layer:
     It then has the methods below that raise NotImplementedError. Shapes are without the batch. Images are
     (height, width, channels), in ONNX (channels, height, width). Parameters have names of one's own, such as "w" and
     "b"; in files they are `torso.<place>.<name>`.
-
-    A form that comes later (Keras, TFLite, C, JavaScript) is one more method here, which raises `Unrenderable` unless
-    a layer has it, and one more entry of `export/formats.py`, which calls it.
 
     A layer has no state yet. One that remembers (recurrent layers) will need: its state's shape as a method, None by
     default; `apply_jax` and the function of `bind_numpy` that then take and give the state beside `x`; a `state` that
@@ -116,9 +114,16 @@ class Layer:
         raise NotImplementedError
 
     def onnx(self, graph: Graph, params: Mapping[str, Array], x: str) -> str:
-        """Adds nodes to a graph and gives the name of their result. Bots refuse operators other than those of
-        `export/onnx_check.py`, so a policy with others cannot be published."""
+        """Adds nodes to a graph and gives the name of their result; `graph.shape` is that of `x`. Bots refuse operators
+        other than those of `export/onnx_check.py`, so a policy with others cannot be published."""
         raise NotImplementedError
+
+    def plain(self, params: Mapping[str, Array], inputs: Shape) -> Sequence[Step]:
+        """The same in steps that Keras, TFLite and C are written from (`networks/plain.py`). May be left out: then
+        these formats refuse a policy that has the layer, and all others hold it."""
+        raise Unrenderable(
+            f"layer {self.kind!r} has no `plain`, of which this format is made: see sparring.networks.layers.Layer"
+        )
 
 
 class Dense(Layer, msgspec.Struct, frozen=True, tag="dense", tag_field="layer", forbid_unknown_fields=True):
@@ -167,9 +172,17 @@ class Dense(Layer, msgspec.Struct, frozen=True, tag="dense", tag_field="layer", 
             x = graph.op("LayerNormalization", x, np.ones(self.units, np.float32), epsilon=NORM_EPSILON)
         return find_activation(self.activation).onnx(graph, x)
 
+    def plain(self, params: Mapping[str, Array], inputs: Shape) -> Sequence[Step]:
+        norm = (Normalise(NORM_EPSILON),) if self.norm else ()
+        return (Affine(params["w"], params["b"]), *norm, *_plain(self.activation))
+
 
 class Conv(Layer, msgspec.Struct, frozen=True, tag="conv", tag_field="layer", forbid_unknown_fields=True):
-    """Square kernel, no padding. Its weights are (kernel, kernel, in, out)."""
+    """Square kernel. Its weights are (kernel, kernel, in, out).
+
+    `padding`: "same" puts zeros around the image, so that there is an output for every `stride`-th pixel; of an odd
+    number of rows or columns the larger half goes below and right, as in TensorFlow. "valid" adds none.
+    """
 
     takes_vector: ClassVar[bool] = False
 
@@ -177,33 +190,45 @@ class Conv(Layer, msgspec.Struct, frozen=True, tag="conv", tag_field="layer", fo
     kernel: int
     stride: int = 1
     activation: str = "relu"
+    padding: Literal["valid", "same"] = "valid"
 
     def summary(self) -> str:
-        return f"{self.filters} {self.kernel}×{self.kernel}/{self.stride}"
+        return f"{self.filters} {self.kernel}×{self.kernel}/{self.stride}{' same' * (self.padding == 'same')}"
 
     def shapes(self, inputs: Shape) -> dict[str, Shape]:
         _check_sizes(self, self.filters, self.kernel, self.stride)
         if len(inputs) != 3:
             raise InputError(f"it is a Conv, but its input is a flat vector of {inputs}: use Dense here")
         h, w, channels = inputs
-        if min(h, w) < self.kernel:
+        if self.padding == "valid" and min(h, w) < self.kernel:
             raise InputError(f"a kernel of {self.kernel} does not fit its {h}×{w} input")
         return {"w": (self.kernel, self.kernel, channels, self.filters), "b": (self.filters,)}
 
     def output(self, inputs: Shape) -> Shape:
-        h, w = ((side - self.kernel) // self.stride + 1 for side in inputs[:2])
+        h, w = ((sum(self.pads(side)) + side - self.kernel) // self.stride + 1 for side in inputs[:2])
         return h, w, self.filters
+
+    def pads(self, side: int) -> tuple[int, int]:
+        """Zeros before and after an image's height or width."""
+        if self.padding == "valid":
+            return 0, 0
+        pixels = (-(-side // self.stride) - 1) * self.stride + self.kernel  # that the kernels reach
+        missing = max(0, pixels - side)
+        return missing // 2, missing - missing // 2
 
     def apply_jax(self, params: Mapping[str, jax.Array], x: jax.Array) -> jax.Array:
         from sparring.networks.functions import convolve
 
-        return find_activation(self.activation).apply_jax(convolve(x, params["w"], self.stride) + params["b"])
+        z = convolve(x, params["w"], self.stride, (self.pads(x.shape[1]), self.pads(x.shape[2])))
+        return find_activation(self.activation).apply_jax(z + params["b"])
 
     def bind_numpy(self, params: Mapping[str, Array]) -> Callable[[Array], Array]:
         w, b, stride, activate = params["w"], params["b"], self.stride, _numpy(self.activation)
-        kernel = w.shape[:2]
+        kernel, pads, padded = w.shape[:2], self.pads, self.padding == "same"
 
         def convolve(x: Array) -> Array:
+            if padded:
+                x = np.pad(x, ((0, 0), pads(x.shape[1]), pads(x.shape[2]), (0, 0)))
             windows = np.lib.stride_tricks.sliding_window_view(x, kernel, (1, 2))[:, ::stride, ::stride]
             z = np.tensordot(windows, w, ((4, 5, 3), (0, 1, 2)))
             z += b
@@ -214,8 +239,14 @@ class Conv(Layer, msgspec.Struct, frozen=True, tag="conv", tag_field="layer", fo
     def onnx(self, graph: Graph, params: Mapping[str, Array], x: str) -> str:
         b = graph.constant(params["b"], "b")
         w = graph.constant(params["w"].transpose(3, 2, 0, 1), "w")
-        x = graph.op("Conv", x, w, b, kernel_shape=[self.kernel] * 2, strides=[self.stride] * 2)
+        (top, bottom), (left, right) = (self.pads(side) for side in graph.shape[:2])
+        pads = {"pads": [top, left, bottom, right]} if self.padding == "same" else {}
+        x = graph.op("Conv", x, w, b, kernel_shape=[self.kernel] * 2, strides=[self.stride] * 2, **pads)
         return find_activation(self.activation).onnx(graph, x)
+
+    def plain(self, params: Mapping[str, Array], inputs: Shape) -> Sequence[Step]:
+        pads = self.pads(inputs[0]), self.pads(inputs[1])
+        return (Convolve(params["w"], params["b"], self.stride, pads), *_plain(self.activation))
 
 
 def _check_sizes(layer: Layer, *sizes: int) -> None:
@@ -226,6 +257,12 @@ def _check_sizes(layer: Layer, *sizes: int) -> None:
 
 def _numpy(activation: str) -> Callable[[Array], Array]:
     return find_activation(activation).apply_numpy
+
+
+def _plain(activation: str) -> Sequence[Step]:
+    if (steps := find_activation(activation).plain) is None:
+        raise Unrenderable(f"activation {activation!r} has no `plain`, of which this format is made")
+    return steps
 
 
 # Finding

@@ -14,6 +14,7 @@ class Graph:
     """Nodes and constants under construction. Values are known by name."""
 
     def __init__(self) -> None:
+        self.shape: tuple[int, ...] = ()  # of a layer's input while it adds its nodes: channels last
         self.scope = ""  # goes before the names of constants: `torso.0.` while layer 0 adds its own
         self.nodes: list[Any] = []
         self.constants: dict[str, Any] = {}
@@ -35,8 +36,11 @@ class Graph:
         return out
 
     def constant(self, value: Array | float, name: str | None = None) -> str:
-        """A value that does not change: its name. Python's numbers become float32 and int64 scalars."""
-        array = value if isinstance(value, np.ndarray) else np.array(value, "f4" if isinstance(value, float) else "i8")
+        """A value that does not change: its name. Python's numbers become float32 and int64 scalars; NumPy's keep their
+        type."""
+        if isinstance(value, int | float) and not isinstance(value, np.generic):
+            value = np.array(value, "f4" if isinstance(value, float) else "i8")
+        array = np.asarray(value)
         name = f"{self.scope}{name}" if name else f"c{len(self.constants)}"
         self.constants[name] = numpy_helper.from_array(array, name)
         return name

@@ -24,6 +24,7 @@ from sparring.networks.spec import (
     Scaling,
     Squashed,
     action_size,
+    choices,
     feature_shape,
     image_layout,
     param_shapes,
@@ -103,7 +104,17 @@ class Policy:
     @property
     def noise_size(self) -> int:
         """Numbers of `noise` for each observation."""
-        return 2 if isinstance(self.head, QValues) else action_size(self.game.action)
+        # Of Q-values: whether each part of the action is random, and then which it is.
+        return 2 * len(self._parts) if isinstance(self.head, QValues) else action_size(self.game.action)
+
+    @cached_property
+    def _parts(self) -> list[slice]:
+        """Where each part of a discrete action has its numbers among the head's."""
+        ends = np.cumsum(choices(self.game.action)).tolist()
+        return [slice(a, b) for a, b in zip([0, *ends], ends, strict=False)]
+
+    def _by_part(self, out: Array) -> list[Array]:
+        return [out[:, part] for part in self._parts]
 
     def noise(self, rng: np.random.Generator, batch: int) -> Array:
         """Random numbers to explore with, for `act`.
@@ -156,28 +167,27 @@ class Policy:
         if not isinstance(self.head, QValues | Categorical):
             raise InputError(f"{self.game.name} has continuous actions: no single one has a probability")
         batch, single = to_batch(self.game.observation, obs)
-        out = self.outputs(batch)
+        parts = self._by_part(self.outputs(batch))
         if isinstance(self.head, QValues):
-            found = np.full(out.shape, self.exploration / out.shape[-1], np.float32)
-            found[np.arange(len(out)), out.argmax(-1)] += np.float32(1 - self.exploration)
-            return found[0] if single else found
-        if not isinstance(self.game.action, MultiDiscrete):
-            return _softmax(out)[0] if single else _softmax(out)
-        parts = [_softmax(part) for part in np.split(out, np.cumsum(self.game.action.nvec)[:-1], -1)]
-        return [part[0] for part in parts] if single else parts
+            return self._answer([_epsilon_greedy(part, self.exploration) for part in parts], single)
+        return self._answer([_softmax(part) for part in parts], single)
 
-    def values(self, obs: Any) -> Array:
+    def _answer(self, parts: list[Array], single: bool) -> Array | list[Array]:
+        found = [part[0] for part in parts] if single else parts
+        return found if isinstance(self.game.action, MultiDiscrete) else found[0]
+
+    def values(self, obs: Any) -> Array | list[Array]:
         """The Q-value of each action: the return that the policy expects after it.
 
         :param obs: One observation or a batch, as for `act`.
-        :returns: (actions,) of one observation, (batch, actions) of a batch.
+        :returns: (actions,) of one observation, (batch, actions) of a batch; a list of these, one for each part, where
+            the action is MultiDiscrete: the value of an action is the mean of its parts'.
         :raises InputError: the policy has none: of actor-critic algorithms it is the actor alone.
         """
         if not isinstance(self.head, QValues):
             raise InputError("this policy has no values: algorithms with Q-values have them, here is an actor alone")
         batch, single = to_batch(self.game.observation, obs)
-        out = self.outputs(batch)
-        return out[0] if single else out
+        return self._answer(self._by_part(self.outputs(batch)), single)
 
     def outputs(self, obs: Array) -> Array:
         """The head's numbers for a column of observations: Q-values, logits, means …"""
@@ -189,7 +199,8 @@ class Policy:
             x = apply(x)
         out = x @ p["head.w"] + p["head.b"]
         if isinstance(self.head, QValues) and self.head.duelling:
-            out = out - out.mean(-1, keepdims=True) + x @ p["head.value.w"] + p["head.value.b"]
+            centred = [part - part.mean(-1, keepdims=True) for part in self._by_part(out)]
+            out = np.concatenate(centred, -1) + x @ p["head.value.w"] + p["head.value.b"]
         return out
 
     def choose(self, out: Array, noise: Array | None) -> Array:
@@ -222,31 +233,28 @@ class Policy:
         return None
 
     def _choose_discrete(self, out: Array, noise: Array | None) -> Array:
-        action = self.game.action
-        if isinstance(self.head, QValues):
-            pick = out.argmax(-1)
-            if noise is not None:
-                n = out.shape[-1]
-                pick = np.where(noise[:, 0] < self.exploration, np.minimum((noise[:, 1] * n).astype(int), n - 1), pick)
-        else:
-            # Gumbel-max: argmax(logit − log(−log u)) is a sample of softmax(logits).
-            scores = out if noise is None else out - np.log(-np.log(_clip(noise, *GUMBEL_CLIP)))
-            if isinstance(action, MultiDiscrete):
-                parts = np.split(scores, np.cumsum(action.nvec)[:-1], -1)
-                return np.stack([part.argmax(-1) for part in parts], -1).astype("<i4")
-            pick = scores.argmax(-1)
-        return (pick + action.start if isinstance(action, Discrete) and action.start else pick).astype("<i4")
+        action, count = self.game.action, len(self._parts)
+        # Gumbel-max: argmax(logit − log(−log u)) is a sample of softmax(logits).
+        if noise is not None and isinstance(self.head, Categorical):
+            out, noise = out - np.log(-np.log(_clip(noise, *GUMBEL_CLIP))), None
+        picks = [part.argmax(-1) for part in self._by_part(out)]
+        if noise is not None:
+            for i, n in enumerate(choices(action)):
+                random = np.minimum((noise[:, count + i] * n).astype(int), n - 1)
+                picks[i] = np.where(noise[:, i] < self.exploration, random, picks[i])
+        if isinstance(action, MultiDiscrete):
+            return np.stack(picks, -1).astype("<i4")
+        return (picks[0] + action.start if isinstance(action, Discrete) and action.start else picks[0]).astype("<i4")
 
     def _log_prob_discrete(self, out: Array, action: Array) -> Array:
         space = self.game.action
-        if isinstance(space, MultiDiscrete):
-            parts = np.split(out, np.cumsum(space.nvec)[:-1], -1)
-            return np.sum([_log_softmax(part, action[:, i]) for i, part in enumerate(parts)], 0)
-        pick = action - space.start if isinstance(space, Discrete) else action
+        picks = action.T if isinstance(space, MultiDiscrete) else [action - space.start]  # type: ignore[union-attr]
+        parts = zip(self._by_part(out), picks, strict=True)
         if isinstance(self.head, QValues):
-            prob = self.exploration / out.shape[-1] + (1 - self.exploration) * (pick == out.argmax(-1))
-            return np.log(np.maximum(prob, MIN_PROB)).astype("<f4")
-        return _log_softmax(out, pick)
+            each = [_log_epsilon_greedy(part, pick, self.exploration) for part, pick in parts]
+        else:
+            each = [_log_softmax(part, pick) for part, pick in parts]
+        return each[0] if len(each) == 1 else np.sum(each, 0)
 
     def _unsquashed(self, out: Array, noise: Array) -> tuple[Array, Array]:
         """What the tanh is taken of, and the logarithm of its deviation."""
@@ -303,6 +311,17 @@ def _log_softmax(logits: Array, pick: Array) -> Array:
     z = logits - np.maximum.reduce(logits, -1)[:, None]
     log_prob = z[np.arange(len(z)), pick] - np.log(np.add.reduce(np.exp(z), -1))
     return log_prob.astype("<f4", copy=False)
+
+
+def _log_epsilon_greedy(values: Array, pick: Array, exploration: float) -> Array:
+    prob = exploration / values.shape[-1] + (1 - exploration) * (pick == values.argmax(-1))
+    return np.log(np.maximum(prob, MIN_PROB)).astype("<f4")
+
+
+def _epsilon_greedy(values: Array, exploration: float) -> Array:
+    found = np.full(values.shape, exploration / values.shape[-1], np.float32)
+    found[np.arange(len(values)), values.argmax(-1)] += np.float32(1 - exploration)
+    return found
 
 
 def _softmax(logits: Array) -> Array:
@@ -367,8 +386,8 @@ def _batch_of_fields(space: Dict, obs: Any) -> tuple[Array, bool]:
     parts = {n: _batch_of(part, fields[n], f"observation.{n}", rows) for n, part in space.fields.items()}
     sizes = {name: "one" if single else f"{len(part)}" for name, (part, single) in parts.items()}
     if len(set(sizes.values())) > 1:
-        told = ", ".join(f"{name} has {size}" for name, size in sizes.items())
-        raise InputError(f"observation: its fields have different numbers of rows: {told}")
+        counts = ", ".join(f"{name} has {size}" for name, size in sizes.items())
+        raise InputError(f"observation: its fields have different numbers of rows: {counts}")
     part, single = next(iter(parts.values()))
     batch = np.empty(len(part), space.element)
     for name, (part, _) in parts.items():

@@ -22,11 +22,12 @@ __all__ = [
     "Gaussian",
     "Head",
     "Layer",
+    "ParameterShape",
     "QValues",
     "Scaling",
-    "Shape",
     "Squashed",
     "action_size",
+    "choices",
     "feature_shape",
     "head_outputs",
     "image_layout",
@@ -35,11 +36,13 @@ __all__ = [
     "torso_shapes",
 ]
 
+MAX_PARAMETERS = 1 << 27  # of a network's layers: 512 MiB, and several times that with an optimiser's arrays
 UNBOUNDED = 3e38  # a bound beyond this means none (float32's largest number; the catalogue's 1e308)
 
 
 class QValues(msgspec.Struct, frozen=True, tag="q", tag_field="head"):
-    """A value per action; greedy is the best, exploring is ε-greedy. `duelling`: Wang et al. 2016."""
+    """A value per action; greedy is the best, exploring is ε-greedy. `duelling`: Wang et al. 2016. A MultiDiscrete has
+    values per part, whose mean is the action's; each part is chosen, and explored, by itself."""
 
     duelling: bool = False
 
@@ -67,7 +70,7 @@ Head = QValues | Categorical | Gaussian | Squashed | Deterministic
 
 HEADS_OF_ACTION: dict[type, tuple[type, ...]] = {
     Discrete: (QValues, Categorical),
-    MultiDiscrete: (Categorical,),
+    MultiDiscrete: (QValues, Categorical),
     Box: (Gaussian, Squashed, Deterministic),
 }
 
@@ -80,6 +83,14 @@ def action_size(action: Space) -> int:
         return sum(action.nvec)
     assert isinstance(action, Box)
     return math.prod(action.shape)
+
+
+def choices(action: Space) -> tuple[int, ...]:
+    """Of how many each part of an action is one: a Discrete has one part."""
+    if isinstance(action, MultiDiscrete):
+        return action.nvec
+    assert isinstance(action, Discrete)
+    return (action.n,)
 
 
 def feature_shape(space: Space) -> tuple[int, ...]:
@@ -175,13 +186,13 @@ def param_shapes(game: Game, layers: tuple[Layer, ...], head: Head) -> dict[str,
     return shapes
 
 
-class Shape(tuple[int, ...]):
+class ParameterShape(tuple[int, ...]):
     """A parameter's shape that also knows how the parameter begins, where its layer says so."""
 
     init: Callable[[np.random.Generator], Array]
 
     @classmethod
-    def of(cls, layer: Layer, name: str, shape: Iterable[int]) -> "Shape":
+    def of(cls, layer: Layer, name: str, shape: Iterable[int]) -> "ParameterShape":
         made = cls(shape)
         made.init = partial(layer.init, name, tuple(made))
         return made
@@ -202,6 +213,11 @@ def torso_shapes(
             found = layer.shapes(shape)
         except InputError as error:
             raise InputError(f"layer {i}: {error}") from error
-        shapes |= {f"torso.{i}.{name}": Shape.of(layer, name, each) for name, each in found.items()}
+        shapes |= {f"torso.{i}.{name}": ParameterShape.of(layer, name, each) for name, each in found.items()}
         shape = layer.output(shape)
+    if (size := sum(map(math.prod, shapes.values()))) > MAX_PARAMETERS:
+        raise InputError(
+            f"the layers would have {size:,} parameters, at most {MAX_PARAMETERS:,} are allowed. Make the game's "
+            "spaces smaller, or the layers"
+        )
     return shapes, (math.prod(shape) + extra,) if extra else shape

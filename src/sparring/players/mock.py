@@ -13,8 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from sparring.client.bot import Policy, RandomPlay
-from sparring.client.bots import Newest
+from sparring.client.bot import BotPolicy, Offer
 from sparring.client.client import Client, Player
 from sparring.client.convert import to_feeds
 from sparring.client.recorder import Acted
@@ -23,17 +22,17 @@ from sparring.client.uploader import Stats
 from sparring.errors import InputError
 from sparring.games import Dict, Discrete, Game, Space, catalog
 from sparring.games.spec import Array
-from sparring.registry.manifest import DEFAULT_MODEL
+from sparring.networks.random_play import RandomPlay
 
-__all__ = ["Episode", "Summary", "play"]
+__all__ = ["MockEpisode", "PlaySummary", "play"]
 
-RECENT = 20  # episodes in the mean that a summary tells
+RECENT = 20  # episodes in the mean that a summary shows
 LOOK_EVERY = 32  # rounds between looks whether the server keeps up
 UNSENT = 1 << 20  # bytes that may wait before players slow down
 
 
 @dataclass(frozen=True, slots=True)
-class Episode:
+class MockEpisode:
     """One finished episode of one player."""
 
     player: str
@@ -44,7 +43,7 @@ class Episode:
 
 
 @dataclass(frozen=True, slots=True)
-class Summary:
+class PlaySummary:
     episodes: int
     steps: int
     seconds: float
@@ -60,8 +59,8 @@ class Summary:
 class _Seat:
     """A player, its environment and where it is in its episode."""
 
-    def __init__(self, player: Player, env: Any, seed: int | None, policy: Policy) -> None:
-        self.player, self.env, self.policy = player, env, policy
+    def __init__(self, player: Player, env: Any, seed: int | None, offer: Offer) -> None:
+        self.player, self.env, self.offer, self.policy = player, env, offer, offer.policy
         self.played = 0  # episodes
         self._shape = None if isinstance(player.game.action, Discrete) else env.action_space.shape
         self.obs, _ = env.reset(seed=seed)
@@ -77,8 +76,8 @@ class _Seat:
         self.steps += 1
         return bool(terminated or truncated)
 
-    def next_episode(self, policy: Policy) -> Episode:
-        done = Episode(self.player.name, self.ret, self.steps, self.policy.model, self.policy.version)
+    def next_episode(self, policy: BotPolicy) -> MockEpisode:
+        done = MockEpisode(self.player.name, self.ret, self.steps, self.policy.model, self.policy.version)
         self.policy = policy
         self.obs, _ = self.env.reset()
         self.ret, self.steps = 0.0, 0
@@ -93,18 +92,21 @@ def play(
     players: int = 4,
     episodes: int | None = None,
     explore: bool = True,
-    model: str = DEFAULT_MODEL,
+    model: str | None = None,
+    version: int | None = None,
+    alias: str | None = None,
     stop: threading.Event | None = None,
     seed: int | None = None,
     rate: float | None = None,
     prefix: str = "player",
     refresh: float = 1.0,
     directory: str | Path | None = None,
-    on_episode: Callable[[Episode], None] | None = None,
-) -> Summary:
+    on_episode: Callable[[MockEpisode], None] | None = None,
+) -> PlaySummary:
     """Plays until every player has finished `episodes`, or `stop` is set. `game`: a Gymnasium id, or a Game with one.
 
-    Registers the game. Players use the newest version, each from its next episode on, and are named `<prefix>-001`, ….
+    Registers the game. Players use what they get, or the model, version or alias that is asked for, each from its next
+    episode on; an unknown one is an InputError. They are named `<prefix>-001`, ….
     When the server is slower than they are, or away, they wait for it; `rate` is the most steps per second of each.
     `seed` fixes games and exploration, not when a new version arrives.
     """
@@ -119,10 +121,9 @@ def play(
     with Client(server, spec, prefix, refresh=refresh, directory=directory) as client:
         if client.away:
             raise Unavailable(f"{server} does not answer: start it with `sparring up`, or name another with --server")
-        newest = client.newest(model)
-        seats = _seats(client, spec.env, players, prefix, seed, newest.policy)
+        seats = _seats(client, spec, players, prefix, seed, lambda player: player.offer(model, version, alias))
         try:
-            table = _Table(client, spec, newest, seats, explore, np.random.default_rng(seed), on_episode)
+            table = _Table(client, spec, seats, explore, np.random.default_rng(seed), on_episode)
             table.play(episodes, rate, stop)
         finally:
             for seat in seats:
@@ -132,15 +133,19 @@ def play(
         return table.summary(client.stats)
 
 
-def _seats(client: Client, env: str, count: int, prefix: str, seed: int | None, policy: Policy) -> list[_Seat]:
+def _seats(
+    client: Client, game: Game, count: int, prefix: str, seed: int | None, offer: Callable[[Player], Offer]
+) -> list[_Seat]:
+    players = [client.player(f"{prefix}-{number:03d}") for number in range(1, count + 1)]
+    offers = [offer(player) for player in players]  # before environments, which somebody has to close
     return [
         _Seat(
-            client.player(f"{prefix}-{number:03d}"),
-            catalog.make(env, disable_env_checker=True),
+            player,
+            catalog.make(game, disable_env_checker=True),
             None if seed is None else seed + number,
-            policy,
+            offered,
         )
-        for number in range(1, count + 1)
+        for number, (player, offered) in enumerate(zip(players, offers, strict=True), start=1)
     ]
 
 
@@ -151,15 +156,15 @@ class _Table:
         self,
         client: Client,
         game: Game,
-        newest: Newest,
         seats: list[_Seat],
         explore: bool,
         rng: np.random.Generator,
-        on_episode: Callable[[Episode], None] | None,
+        on_episode: Callable[[MockEpisode], None] | None,
     ) -> None:
-        self._client, self._game, self._newest, self._seats = client, game, newest, seats
+        self._client, self._game, self._seats = client, game, seats
         self._explore, self._rng, self._on_episode = explore, rng, on_episode
-        self._episodes, self._steps, self._version = 0, 0, newest.policy.version
+        self._episodes, self._steps = 0, 0
+        self._version = max(seat.policy.version for seat in seats)
         self._returns: deque[float] = deque(maxlen=RECENT)
         self._began = time.monotonic()
         self._seconds = 0.0
@@ -181,9 +186,9 @@ class _Table:
                     continue
         self._seconds = time.monotonic() - self._began
 
-    def summary(self, stats: Stats) -> Summary:
+    def summary(self, stats: Stats) -> PlaySummary:
         mean = sum(self._returns) / len(self._returns) if self._returns else None
-        return Summary(self._episodes, self._steps, self._seconds, mean, self._version, stats)
+        return PlaySummary(self._episodes, self._steps, self._seconds, mean, self._version, stats)
 
     def _round(self, group: list[_Seat]) -> list[_Seat]:
         """One step of every player in the group, all of the same version; those whose episode ended."""
@@ -201,7 +206,7 @@ class _Table:
         ]
 
     def _finish(self, seat: _Seat) -> None:
-        done = seat.next_episode(self._newest.policy)
+        done = seat.next_episode(seat.offer.choose(self._rng))
         self._episodes += 1
         self._returns.append(done.ret)
         self._version = max(self._version, done.version)

@@ -14,7 +14,7 @@ from obstore.exceptions import AlreadyExistsError, BaseError, PreconditionError
 from obstore.store import LocalStore, from_url
 
 from sparring import files, plugins
-from sparring.aws.s3 import Bucket
+from sparring.aws.s3 import S3Bucket
 from sparring.errors import InputError
 
 __all__ = ["BACKENDS", "S3", "Backend", "Conflict", "Directory", "Found", "ObjectStore", "open_backend"]
@@ -35,7 +35,11 @@ class Found(NamedTuple):
 
 class Backend(ABC):
     """Files by path, with `/` between folders. Safe to share between threads. What fails raises OSError or an error of
-    the backend's own; the registry tells it in a line."""
+    the backend's own; the registry reports it in a line."""
+
+    def __str__(self) -> str:
+        """How messages name it; best its address."""
+        return f"{type(self).__module__}:{type(self).__qualname__}"
 
     def check(self) -> None:
         """Before work that would end here. InputError: the address or the rights are wrong."""
@@ -119,7 +123,7 @@ class S3(ObjectStore):
     """s3://BUCKET/PREFIX?region=…"""
 
     def __init__(self, url: str) -> None:
-        self.url, self.bucket = url, Bucket.parse(url)
+        self.url, self.bucket = url, S3Bucket.parse(url)
         self.store = self.bucket.store()
 
     def __str__(self) -> str:

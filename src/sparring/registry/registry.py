@@ -1,58 +1,61 @@
 """Where versions are published and found: a directory, or a bucket with the same layout.
 
     games/<game>/models/<model>/<version>/{policy.onnx, policy.safetensors, card.md, manifest.json}
-    games/<game>/models/<model>/latest.json
+    games/<game>/models/<model>/{latest.json, aliases/<name>.json, moves/<number>.json}: see `aliases.py`
+    games/<game>/ab.json: see `ab.py`
 
 `policy.onnx` is created first and claims the number; the manifest is created last, and a version exists once it does.
-Nothing is ever changed but `latest.json`, which only moves forward. Whoever is killed half-way leaves a number unused.
-Of a game that was deleted `<version>/deleted` stays, with its highest number.
+A version is never changed, pointers to it are. Whoever is killed half-way leaves a number unused. Of a game that was
+deleted `<version>/deleted` stays, with its highest number.
 
 On a directory every file is on disk (fsync; obstore itself never calls it) before the manifest appears, so a power loss
 can take the newest version back but not leave it torn, and its number is not given out again. Should a disk lose bytes
-all the same, the manifest's hashes tell, and `latest` is the newest version that is whole.
+all the same, the manifest's hashes show it, and `latest` is the version before that is whole.
 """
 
-import hashlib
-import logging
 import math
 import re
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
-from pathlib import Path
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import msgspec
 
 from sparring.errors import InputError, SparringError
-from sparring.export import onnx, onnx_check, weights
-from sparring.games.spec import NAME
+from sparring.export import formats, onnx_check
 from sparring.networks.policy import Policy
-from sparring.registry.backends import Conflict, Directory, line, open_backend
+from sparring.registry.ab import AbResults, AbTest
+from sparring.registry.ab_tests import AbRunning, AbTesting, NotRunning, path_of, words
+from sparring.registry.aliases import Moved, Pinned, check_alias, pointer_of
+from sparring.registry.backends import Conflict
 from sparring.registry.card import card
-from sparring.registry.manifest import DEFAULT_MODEL, DataSpan, FileInfo, Manifest, Pointer
+from sparring.registry.manifest import (
+    CANDIDATE,
+    DEFAULT_MODEL,
+    STABLE,
+    Alias,
+    DataSpan,
+    FileInfo,
+    Manifest,
+    Move,
+    Pointer,
+)
+from sparring.registry.versions import MANIFEST, VERSION, NotPublished, RegistryError, folder_of, sha256_of
 
-__all__ = ["NotPublished", "Registry", "RegistryError"]
+__all__ = ["AbRunning", "Moved", "NotPublished", "NotRunning", "Pinned", "Registry", "RegistryError"]
 
-log = logging.getLogger(__name__)
-VERSION = re.compile(r"[1-9][0-9]{0,14}")
-# What a bucket tells those who read it directly. A pointer may be this old before somebody sees the next version.
-POINTER = {"Content-Type": "application/json", "Cache-Control": "public, max-age=5"}
-FOREVER = "public, max-age=31536000, immutable"
-TYPES = {".json": "application/json", ".md": "text/markdown; charset=utf-8"}
-OURS = re.compile(r"games/[^/]+/models/([^/]+)/(?:latest\.json|([1-9][0-9]{0,14})/[^/]+)")
-MANIFEST = re.compile(r"games/([^/]+)/models/([^/]+)/([1-9][0-9]{0,14})/manifest\.json")
+OURS = re.compile(
+    r"games/[^/]+/models/([^/]+)/(?:latest\.json|aliases/[^/]+\.json|moves/[^/]+\.json|([1-9][0-9]{0,14})/[^/]+)"
+)
+FORMS = ("onnx", "safetensors")  # of a version's files, always: to play, and to train on from
+KEPT_MOVES = 10  # versions that this many of the newest moves of `stable` name are not retired
 
 
-class NotPublished(InputError):
-    """There is no such version, or no such file in it."""
+class Overtaken(Exception):
+    """`stable` is at a later version already."""
 
 
-class RegistryError(SparringError):
-    """The directory or bucket does not answer: no rights, no space, no network."""
-
-
-class Registry:
+class Registry(AbTesting):
     """Published versions of models, each with its policy as ONNX and safetensors, a card and a manifest.
 
     Safe to share between threads, and its location between processes and machines. (Not across a fork: obstore has
@@ -62,23 +65,6 @@ class Registry:
         a backend from outside (`sparring.registry.backends.Backend`).
     :raises InputError: there can be no registry at that location.
     """
-
-    def __init__(self, location: str | Path) -> None:
-        self._backend = open_backend(str(location))
-        self._latest: dict[tuple[str, str], tuple[bytes | None, Manifest | None]] = {}
-
-    def __str__(self) -> str:
-        return str(self._backend)
-
-    def check(self) -> None:
-        """Before work that would end here: InputError when the address, the credentials or the rights are wrong,
-        RegistryError when the place does not answer."""
-        try:
-            self._backend.check()
-        except InputError:
-            raise
-        except SparringError as error:
-            raise RegistryError(str(error)) from error
 
     def publish(
         self,
@@ -91,25 +77,43 @@ class Registry:
         parent: int | None = None,
         data: DataSpan = DataSpan(),
         created: float | None = None,
+        alias: str | None = STABLE,
+        reason: str = "",
+        by: str = "trainer",
+        evidence: Mapping[str, float] = {},
+        share: float = 0.0,
+        also: Mapping[str, bytes] = {},
     ) -> Manifest:
         """Publishes a policy as the next version of a model.
 
         :param policy: What plays.
         :param model: The model's name.
         :param algorithm: What trained it, for the manifest and the card.
-        :param metrics: Numbers that tell how good it is.
+        :param metrics: Numbers that say how good it is.
         :param config: Hyperparameters.
         :param parent: The version that it was trained on from.
         :param data: The experience that it was trained on.
         :param created: When, in seconds since 1970. None: now.
+        :param alias: The alias to move there. `stable`: players get it at once; where that is pinned, it becomes the
+            `candidate`, which the manifest's `alias` names. None: no alias is moved.
+        :param reason: Why, in a sentence for people.
+        :param by: Who: trainer, person, …
+        :param evidence: The numbers behind the reason.
+        :param share: Of a candidate: in which share of the episodes it plays.
+        :param also: Further files of the version, such as the policy in other formats, by name.
         :returns: The manifest, with the version's number.
         :raises SparringError: the policy has NaN or infinite parameters.
         """
-        folder = _folder(policy.game.name, model)
+        game = policy.game.name
+        folder = folder_of(game, model)
         if (why := policy.problem()) is not None:
             raise SparringError(f"not published: {why}. Learning diverged: lower its rate, or go back to a checkpoint")
-        files = {"policy.onnx": onnx.render(policy), "policy.safetensors": weights.save(policy)}
+        files = {name: data for form in FORMS for name, data in formats.render(form, policy, "policy").items()}
+        if clash := sorted(also.keys() & {*files, "card.md", "manifest.json"}):
+            raise InputError(f"{', '.join(clash)} is a version's own file: give yours another name")
         _check_playable(policy, files["policy.onnx"])
+        if alias is not None and check_alias(alias) == STABLE and self._pinned(game, model):
+            alias = CANDIDATE
         manifest = Manifest(
             game=policy.game,
             model=model,
@@ -121,130 +125,135 @@ class Registry:
             config=dict(config),
             parent=parent,
             data=data,
+            alias=alias,
         )
         _check_round_trip(manifest)
+        manifest, mark = self._write(folder, manifest, policy, files | dict(also))
+        if alias is not None:
+            when, numbers = time.time(), dict(evidence)
+            move = Move(0, alias, manifest.version, None, when, by, reason, numbers, False, share, mark)
+            self._point(game, model, move)
+        return manifest
+
+    def _write(self, folder: str, manifest: Manifest, policy: Policy, files: dict[str, bytes]) -> tuple[Manifest, str]:
+        """The files of the next version, the manifest last: a version is there once it is. With the manifest's hash."""
         version = self._claim(folder, files["policy.onnx"])
         manifest = msgspec.structs.replace(manifest, version=version)
         files["card.md"] = card(manifest, policy).encode()
-        for name in ("policy.safetensors", "card.md"):
+        for name in files.keys() - {"policy.onnx"}:
             self._create(f"{folder}/{version}/{name}", files[name])
         self._backend.sync(f"{folder}/{version}", *files)
-        sums = {name: FileInfo(_sha256(content), len(content)) for name, content in files.items()}
+        sums = {name: FileInfo(sha256_of(content), len(content)) for name, content in files.items()}
         manifest = msgspec.structs.replace(manifest, files=sums)
         text = msgspec.json.format(msgspec.json.encode(manifest))
         self._create(f"{folder}/{version}/manifest.json", text)
         self._backend.sync(f"{folder}/{version}", "manifest.json")
-        self._point(folder, Pointer(version, _sha256(text)))
-        return manifest
+        return manifest, sha256_of(text)
 
-    def latest(self, game: str, model: str = DEFAULT_MODEL) -> Manifest | None:
-        """The newest version that is whole. Cheap while `latest.json` says the same: one small read.
+    def retire(self, game: str, model: str, versions: Iterable[int]) -> list[int]:
+        """Removes the files of old versions; their numbers stay used.
+
+        :param versions: Which. One that an alias names, or one of the last ten moves of `stable`, is left where it is.
+        :returns: Those that are gone.
+        """
+        folder = folder_of(game, model)
+        moves = [move for move in self.moves(game, model, limit=1000) if move.alias == STABLE][:KEPT_MOVES]
+        kept = {alias.version for alias in self.aliases(game, model).values()}
+        kept |= {number for move in moves for number in (move.version, move.previous) if number is not None}
+        gone = sorted(set(versions) & set(self.versions(game, model)) - kept)
+        for version in gone:
+            place = f"{folder}/{version}"
+            with self._explained(f"delete {place} in"):
+                files = sorted(self._backend.list(place), key=lambda path: not path.endswith("/manifest.json"))
+                if version == max(int(name) for name in self._backend.folders(folder) if VERSION.fullmatch(name)):
+                    self._put(f"{place}/deleted", b"")  # the highest number stays claimed
+                self._backend.delete([path for path in files if not path.endswith("/deleted")])
+        if gone:
+            self._backend.sync(folder)
+        return gone
+
+    def stop_ab(
+        self,
+        game: str,
+        keep: str | None = None,
+        *,
+        results: AbResults | None = None,
+        reason: str = "",
+        by: str,
+        expected: str | None = None,
+    ) -> AbTest:
+        """Ends the A/B test that runs. All players get `bot` again, which is what the trainer goes on with.
 
         :param game: The game's name.
-        :param model: The model's name.
-        :returns: Its manifest; None where nothing is published.
+        :param keep: The model that they shall get: its version becomes the next one of `bot`, and `stable`.
+        :param results: How the test stood, for the record.
+        :param reason: Why, in a sentence for people.
+        :param by: Who ends it.
+        :param expected: Only if it is the test of this id.
+        :raises NotRunning: there is none.
+        :raises NotPublished: `keep` is none of its models.
+        :raises AbRunning: players would be left without a bot, or another test runs than expected.
         """
-        folder = _folder(game, model)
-        raw = self._get(f"{folder}/latest.json")
-        known_raw, known = self._latest.get((game, model), (None, None))
-        if raw is not None and raw == known_raw:
-            return known
-        pointer = _pointer(raw)
-        manifest = None if pointer is None else self._whole(game, model, pointer.version, pointer.sha256)
-        if manifest is None:
-            numbers = reversed(self.versions(game, model))
-            whole = (known if known and known.version == n else self._whole(game, model, n) for n in numbers)
-            manifest = next((found for found in whole if found is not None), None)
-        elif known is not None and known.version > manifest.version:
-            # It was found before the pointer got there; whoever asks must not see it go back, unless it is gone.
-            manifest = self._whole(game, model, known.version) or manifest
-        if raw is not None or manifest is not None:  # else names that nobody published would fill the memory
-            self._latest[game, model] = raw, manifest
-        return manifest
+        test = self.ab(game).running
+        if test is not None and expected not in (None, test.id):
+            raise AbRunning(f"another A/B test of {game} runs meanwhile ({words(test)}): look at that one first")
+        if test is not None and keep is not None and keep not in test.shares:
+            raise NotPublished(f"{keep[:100]!r} is none of the test's models, which are {', '.join(test.shares)}")
+        if test is not None and keep is None and self.latest(game, DEFAULT_MODEL) is None:
+            raise AbRunning(
+                f"{game} has no version of {DEFAULT_MODEL!r}, so its players would get none: "
+                f"keep one of {', '.join(test.shares)}"
+            )
+        if test is not None and keep not in (None, DEFAULT_MODEL):
+            assert keep is not None
+            self._keep(game, keep, reason or (results.verdict if results else "") or "an A/B test ended", by)
+        return self.end_ab(game, kept=keep, results=results, expected=test.id if test else None)
 
-    def manifest(self, game: str, model: str, version: int) -> Manifest:
-        """What is known of a version. NotPublished where there is none."""
-        return self._manifest(game, model, version, None)
-
-    def read(self, game: str, model: str, version: int, name: str) -> bytes:
-        """One file of a version, as it was published."""
-        return self._file(self.manifest(game, model, version), name)
-
-    def policy(self, game: str, model: str, version: int, *, trusted: bool | None = None) -> Policy:
-        """To train on from, or to act with in NumPy. `trusted`: see `weights.load`; if not said, a directory is, and a
-        bucket, which may be anybody's, is not."""
-        trusted = isinstance(self._backend, Directory) if trusted is None else trusted
-        return weights.load(self.read(game, model, version, "policy.safetensors"), trusted=trusted)
-
-    def versions(self, game: str, model: str = DEFAULT_MODEL) -> list[int]:
-        """Published versions of a model, oldest first."""
-        return sorted(version for _, _, version in self._published(_folder(game, model)))
-
-    def models(self, game: str) -> list[str]:
-        """Models of a game that have a version."""
-        return sorted({model for _, model, _ in self._published(_folder(game))})
-
-    def games(self) -> list[str]:
-        """Games that have a version of a model."""
-        return sorted({game for game, _, _ in self._published("games")})
-
-    # Reading
-
-    def _published(self, folder: str) -> Iterator[tuple[str, str, int]]:
-        with self._explained(f"list {folder} in"):
-            for found in map(MANIFEST.fullmatch, self._backend.list(folder)):
-                if found:
-                    yield found[1], found[2], int(found[3])
-
-    def _manifest(self, game: str, model: str, version: int, sha256: str | None) -> Manifest:
-        text = self._get(f"{_folder(game, model)}/{_number(version)}/manifest.json")
-        if text is None:
-            raise NotPublished(f"{game} has no version {version} of the model {model!r}")
-        if sha256 is not None and _sha256(text) != sha256:
-            raise SparringError(f"the manifest of {game} {model} {version} is not the one that was published")
-        try:
-            manifest = msgspec.json.decode(text, type=Manifest)
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-            raise SparringError(f"the manifest of {game} {model} {version} is damaged: {error}") from error
-        if (manifest.game.name, manifest.model, manifest.version) != (game, model, version):
-            raise SparringError(f"the manifest of {game} {model} {version} is another version's")
-        return manifest
-
-    def _file(self, manifest: Manifest, name: str) -> bytes:
-        what = f"{manifest.game.name} {manifest.model} {manifest.version}"
-        if (info := manifest.files.get(name)) is None:
-            raise NotPublished(f"{what} has no file {name!r}; it has {', '.join(sorted(manifest.files))}")
-        data = self._get(f"{_folder(manifest.game.name, manifest.model)}/{manifest.version}/{name}")
-        if data is None or _sha256(data) != info.sha256:
-            found = "missing" if data is None else f"damaged ({len(data)} bytes, {info.size} were published)"
-            raise SparringError(f"{name} of {what} is {found}: use another version, or restore it from a backup")
-        return data
-
-    def _whole(self, game: str, model: str, version: int, sha256: str | None = None) -> Manifest | None:
-        """Its manifest, if every file is as it was published."""
-        try:
-            manifest = self._manifest(game, model, version, sha256)
-            for name in manifest.files:
-                self._file(manifest, name)
-        except RegistryError:
-            raise  # says nothing about the version
-        except SparringError as error:
-            log.warning("passing over version %d: %s", version, error)
-            return None
-        return manifest
-
-    def _get(self, path: str) -> bytes | None:
-        with self._explained(f"read {path} in"):
-            found = self._backend.get(path)
-        return None if found is None else found.data
+    def _keep(self, game: str, model: str, reason: str, by: str) -> None:
+        """A model's version for players as the next version of `bot`, also where that is pinned: a person decides."""
+        if (kept := self.latest(game, model)) is None:
+            raise NotPublished(self.no_model(game, model))
+        stable = self.latest(game, DEFAULT_MODEL)
+        published = self.publish(
+            self.policy(game, model, kept.version),
+            algorithm=kept.algorithm,
+            metrics=kept.metrics,
+            config=kept.config,
+            parent=stable.version if stable else None,
+            data=kept.data,
+            alias=None,
+        )
+        why = f"kept version {kept.version} of {model!r}: {reason}"
+        self.move(game, DEFAULT_MODEL, STABLE, published.version, reason=why, by=by)
 
     # Writing
+
+    def _pinned(self, game: str, model: str) -> bool:
+        stable = self._target(game, model, STABLE).alias
+        return stable is not None and stable.pinned
+
+    def _point(self, game: str, model: str, move: Move) -> None:
+        """Moves an alias to a version that was just published, unless a later one is there already."""
+
+        def draft(now: Alias | None, pointer: Pointer | None) -> Move:
+            if move.alias == STABLE and now is not None and now.pinned:
+                raise Pinned
+            if pointer is not None and (pointer.version or 0) > (move.version or 0):
+                raise Overtaken
+            return msgspec.structs.replace(move, previous=now.version if now else None)
+
+        try:
+            self._swap(game, model, move.alias, draft)
+        except Pinned:
+            self._point(game, model, msgspec.structs.replace(move, alias=CANDIDATE))
+        except Overtaken:
+            return
 
     def _claim(self, folder: str, content: bytes) -> int:
         with self._explained(f"list {folder} in"):
             used = [int(name) for name in self._backend.folders(folder) if VERSION.fullmatch(name)]
-        pointer = _pointer(self._get(f"{folder}/latest.json"))
-        version = max([*used, pointer.version if pointer else 0]) + 1
+        pointer = pointer_of(self._get(f"{folder}/latest.json"))
+        version = max([*used, (pointer.version or 0) if pointer else 0]) + 1
         while True:
             try:
                 self._put(f"{folder}/{version}/policy.onnx", content, absent=True)
@@ -253,55 +262,25 @@ class Registry:
             else:
                 return version
 
-    def _point(self, folder: str, pointer: Pointer) -> None:
-        """Moves `latest.json` to this version unless it is at a later one already."""
-        path, text = f"{folder}/latest.json", msgspec.json.encode(pointer)
-        while True:
-            with self._backend.alone(folder):
-                with self._explained(f"read {path} in"):
-                    found = self._backend.get(path)
-                current = None if found is None else _pointer(found.data)
-                if current is not None and current.version >= pointer.version:
-                    return
-                try:
-                    self._put(path, text, absent=found is None, tag="" if found is None else found.tag)
-                except Conflict:
-                    continue  # somebody else moved it in between
-                self._backend.sync(folder, "latest.json")
-                return
-
-    def _create(self, path: str, content: bytes) -> None:
-        """A file of a version that is ours. It may be there: a write whose answer was lost is sent again."""
-        try:
-            self._put(path, content, absent=True)
-        except Conflict as error:
-            if self._get(path) != content:
-                raise SparringError(
-                    f"{path} was written by somebody else: nothing but publishers may write there"
-                ) from error
-
-    def _put(self, path: str, content: bytes, *, absent: bool = False, tag: str = "") -> None:
-        kind = TYPES.get(path[path.rfind(".") :], "application/octet-stream")
-        told = POINTER if path.endswith("/latest.json") else {"Content-Type": kind, "Cache-Control": FOREVER}
-        with self._explained(f"write {path} to"):
-            self._backend.put(path, content, told, absent=absent, tag=tag)
-
     def delete_game(self, game: str) -> int:
         """All that was published of a game: how many versions. Their numbers are not given out again: whoever kept a
         version, which they may for ever, must not take another one for it."""
         found: dict[str, list[tuple[str, int]]] = {}  # by model: paths and versions
         with self._explained(f"list {game} in"):
-            for ours in filter(None, map(OURS.fullmatch, self._backend.list(_folder(game)))):
+            for ours in filter(None, map(OURS.fullmatch, self._backend.list(folder_of(game)))):
                 found.setdefault(ours[1], []).append((ours[0], int(ours[2] or 0)))
         for model, paths in found.items():
-            self._retire(_folder(game, model), dict(paths))
-            self._latest.pop((game, model), None)
+            self._erase(folder_of(game, model), dict(paths))
+            self._forget(game, model)
+        if self._get(path := path_of(game)) is not None:
+            with self._explained(f"delete {path} in"):
+                self._backend.delete([path])
         return sum(MANIFEST.fullmatch(path) is not None for paths in found.values() for path, _ in paths)
 
-    def _retire(self, folder: str, paths: dict[str, int]) -> None:
+    def _erase(self, folder: str, paths: dict[str, int]) -> None:
         """What makes a version exist goes first; the highest number stays claimed."""
-        pointer = _pointer(self._get(f"{folder}/latest.json"))
-        last = max(*paths.values(), pointer.version if pointer else 0)
+        pointer = pointer_of(self._get(f"{folder}/latest.json"))
+        last = max(*paths.values(), (pointer.version or 0) if pointer else 0)
         claim = f"{folder}/{last}/deleted"
         gone = sorted(paths.keys() - {claim}, key=lambda path: not path.endswith(".json"))
         if not gone:
@@ -311,40 +290,6 @@ class Registry:
         with self._explained(f"delete {folder} in"):
             self._backend.delete(gone)
         self._backend.sync(f"{folder}/{last}" if last else folder)
-
-    @contextmanager
-    def _explained(self, what: str) -> Iterator[None]:
-        """The store's failures in one line; its own messages are pages of Rust."""
-        try:
-            yield
-        except (Conflict, SparringError):
-            raise
-        except Exception as error:  # whatever a backend has for it
-            raise RegistryError(f"cannot {what} the registry at {self}: {line(error)}") from error
-
-
-def _folder(game: str, model: str | None = None) -> str:
-    for kind, name in (("game", game), ("model", model)):
-        if name is not None and not NAME.fullmatch(name):
-            raise InputError(
-                f"{kind} name {name[:100]!r}: use letters, digits, '.', '_' and '-', at most 100, no slash"
-            )
-    return f"games/{game}/models" if model is None else f"games/{game}/models/{model}"
-
-
-def _number(version: int) -> int:
-    if not VERSION.fullmatch(str(version)):
-        raise InputError(f"version {version!r}: use a whole number from 1 on")
-    return version
-
-
-def _pointer(raw: bytes | None) -> Pointer | None:
-    if raw is None:
-        return None
-    try:
-        return msgspec.json.decode(raw, type=Pointer)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        return None  # torn; `latest` finds its way without it and the next publisher writes it anew
 
 
 def _check_playable(policy: Policy, data: bytes) -> None:
@@ -371,7 +316,3 @@ def _check_round_trip(manifest: Manifest) -> None:
     if again != manifest:
         wrong = [f for f in manifest.__struct_fields__ if getattr(again, f) != getattr(manifest, f)]
         raise InputError(f"a manifest cannot hold this {' and '.join(wrong)}: use finite numbers, text and flat lists")
-
-
-def _sha256(data: bytes) -> str:
-    return hashlib.sha256(data).hexdigest()

@@ -1,5 +1,5 @@
 """The bridge to RLlib: any of its algorithms in our experiments, runs and registry. RLlib plays and learns; what a game
-is, what a run tells and what is published are ours. Nothing here is loaded unless an experiment's algorithm is called
+is, what a run reports and what is published are ours. Nothing here is loaded unless an experiment's algorithm is called
 `rllib/…`.
 
 - `game`: a game as RLlib's environments, episodes and rows see it

@@ -1,4 +1,4 @@
-"""An RLlib algorithm behind the training loop's seam: it plays and learns an iteration at a time, tells it in our
+"""An RLlib algorithm behind the training loop's seam: it plays and learns an iteration at a time, reports it in our
 metrics' names, and its state is saved as plain arrays and JSON: no pickle is written, and none is loaded."""
 
 import contextlib
@@ -20,6 +20,7 @@ from sparring.experience import Fragment
 from sparring.experiment import Experiment, Resources
 from sparring.games import Game
 from sparring.games.spec import Array
+from sparring.games.vector import clips_rewards
 from sparring.launch.ray_cluster import connect
 from sparring.networks.policy import Policy
 from sparring.rllib.config import algorithm_class, configure, customised, is_offline
@@ -58,6 +59,8 @@ class Bridge(Trainee):
         self.offline = is_offline(algorithm_class(experiment.name))
         if game.env is None and not self.offline:
             raise InputError(f"{game.name} is a declared game and cannot be simulated: learn it with `source: store`")
+        if clips_rewards(game):
+            raise InputError("game.reward_clipping is for our algorithms: set RLlib's, algorithm.clip_rewards")
         configure(experiment, game)  # refuses early
         self.phases, self.episodes = Phases(), Episodes()
         self.steps = self.updates = 0
@@ -277,7 +280,7 @@ def _column(column: Array) -> Any:
 
 
 def encode_state(value: Any, arrays: dict[str, Array], name: str) -> Any:
-    """A tree of RLlib's as JSON; arrays go by name into `arrays`. What is neither is told, not pickled."""
+    """A tree of RLlib's as JSON; arrays go by name into `arrays`. What is neither is reported, not pickled."""
     if isinstance(value, torch.Tensor):
         value = value.detach().cpu().numpy()
     if isinstance(value, np.generic):

@@ -134,10 +134,12 @@ def _check_source(experiment: Experiment, offline: bool) -> None:
         raise InputError("rollout.overlap is not RLlib's: rllib/IMPALA and rllib/APPO play while they learn")
     if experiment.resources.devices > 1:
         raise InputError("resources.devices is not RLlib's: use algorithm.num_learners")
+    if experiment.resources.gpu is not None:
+        raise InputError("resources.gpu is not RLlib's: use algorithm.num_gpus_per_learner")
 
 
 def _check_space(algorithm: type[Algorithm], name: str, game: Game) -> None:
-    """RLlib tells these late, if at all."""
+    """RLlib reports these late, if at all."""
     kind, bounded = type(game.action), isinstance(game.action, Box) and scaling(game.action).bounded.all()
     squashed = issubclass(algorithm, SAC | IQL)
     if squashed and not (bounded or (kind is Discrete and not issubclass(algorithm, CQL))):

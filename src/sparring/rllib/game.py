@@ -53,8 +53,7 @@ def game_actions(game: Game, actions: Array) -> Array:
 class GameEnv(gymnasium.Env[Any, Any]):  # type: ignore[misc]  # Gymnasium is Any to mypy here
     def __init__(self, config: dict[str, Any]) -> None:
         self.game = Game.from_json(config["game"])
-        assert self.game.env is not None
-        self.env = make(self.game.env)
+        self.env = make(self.game)
         self.observation_space, self.action_space = spaces_of(self.game)
         self._obs = np.zeros(1, self.game.observation.element)
 
@@ -80,7 +79,7 @@ class GameEnv(gymnasium.Env[Any, Any]):  # type: ignore[misc]  # Gymnasium is An
 
 
 class EpisodeNotes(RLlibCallback):  # type: ignore[misc]  # Ray ships no types
-    """Return and length of every episode: RLlib itself tells only means over a window."""
+    """Return and length of every episode: RLlib itself reports only means over a window."""
 
     def on_episode_end(
         self, *, episode: Any, prev_episode_chunks: Any = (), metrics_logger: Any = None, **_: Any

@@ -37,7 +37,7 @@ def render(module: Any, game: Game, exploration: float = 0.0) -> Policy:
         policy = _q_network(module, game, exploration)
     else:
         policy = _actor(module, game)
-    if policy.problem() is None:  # else learning diverged, which is for the loop to tell
+    if policy.problem() is None:  # else learning diverged, which is for the loop to report
         check_equal(policy, module)
     return policy
 
@@ -120,7 +120,7 @@ def _mlp(model: Any) -> tuple[tuple[Dense, ...], list[Weights]]:
     if not isinstance(model, TorchMLPEncoder | TorchMLPHead | TorchFreeLogStdMLPHead):
         raise Unrenderable(
             f"a {type(model).__name__} cannot be rendered as ONNX: only fully connected layers can (no use_lstm, "
-            "no convolutions, which RLlib pads)"
+            "no convolutions)"
         )
     layers: list[Dense] = []
     weights: list[Weights] = []

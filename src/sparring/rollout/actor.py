@@ -20,11 +20,11 @@ from sparring.errors import GameError, InputError, SparringError
 from sparring.games import Box, Discrete, Game, MultiDiscrete
 from sparring.games.catalog import Unregistered, registered_here_alone
 from sparring.games.spec import Array
-from sparring.games.vector import Environments, build
+from sparring.games.vector import Environments, build, clips_rewards
 from sparring.networks.layers import Layer, decode
 from sparring.networks.policy import Policy
 from sparring.networks.spec import Head
-from sparring.runs.metrics import Episode
+from sparring.runs.metrics import PlayedEpisode
 
 __all__ = ["Actor", "Failed", "Filled", "Order", "Plan", "Rows", "SharedBuffers", "Snapshot"]
 
@@ -75,9 +75,9 @@ class Order(msgspec.Struct, frozen=True):
 class Filled(msgspec.Struct, frozen=True, tag=True):
     slot: int
     version: int  # of the weights with which the block was begun
-    episodes: list[Episode]  # that ended
+    episodes: list[PlayedEpisode]  # that ended
     seconds: float  # that it took to play
-    masked: bool = False  # the game tells which actions are allowed
+    masked: bool = False  # the game says which actions are allowed
 
 
 class Failed(msgspec.Struct, frozen=True, tag=True):
@@ -108,7 +108,7 @@ class Actor:
     """Plays `envs` environments; between two blocks nothing is reset."""
 
     def __init__(self, game: Game, environments: Environments, seed: int, life: int = 0) -> None:
-        self.game, self.environments = game, environments
+        self.game, self.environments, self.clip = game, environments, clips_rewards(game)
         self.rng = np.random.default_rng((seed, life))
         self.obs = environments.reset(int(np.random.SeedSequence((seed, life, 1)).generate_state(1)[0]))
         self.ended = np.zeros(environments.count, bool)
@@ -116,9 +116,9 @@ class Actor:
         self.lengths = np.zeros(environments.count, np.int64)
         self.beat = np.zeros(1)  # when the game was last asked for a step
 
-    def fill(self, rows: Rows, policy: Policy, at_random: bool = False) -> list[Episode]:
+    def fill(self, rows: Rows, policy: Policy, at_random: bool = False) -> list[PlayedEpisode]:
         """Plays until the block is full; the episodes that ended."""
-        episodes: list[Episode] = []
+        episodes: list[PlayedEpisode] = []
         steps, count = rows.kind.shape[1] - 1, len(self.ended)
         rows.kind[:, :steps], rows.kind[:, steps] = STEP, END
         over = np.count_nonzero(self.ended)
@@ -136,7 +136,7 @@ class Actor:
                 action = policy.choose(out, noise[t])
             step = self.environments.step(action)
             rows.action[:, t] = action
-            rows.reward[:, t] = step.reward
+            rows.reward[:, t] = np.sign(step.reward) if self.clip else step.reward
             self.returns += step.reward
             self.lengths += 1
             self.obs = step.obs
@@ -147,7 +147,7 @@ class Actor:
             if over := np.count_nonzero(self.ended):
                 rows.kind[step.terminated, t] = TERMINAL
                 for i in np.flatnonzero(self.ended).tolist():
-                    episodes.append(Episode(float(self.returns[i]), int(self.lengths[i]), step.infos.get(i, {})))
+                    episodes.append(PlayedEpisode(float(self.returns[i]), int(self.lengths[i]), step.infos.get(i, {})))
                     self.returns[i], self.lengths[i] = 0.0, 0
         rows.obs[:, steps] = self.obs
         self._require_numbers(rows)
@@ -172,7 +172,7 @@ class Actor:
         return 0.0 if log_prob is None else log_prob.reshape(steps, count).T
 
     def state(self) -> dict[str, Array] | None:
-        """Enough to go on identically; none where the game cannot tell its own."""
+        """Enough to go on identically; none where the game cannot give its own."""
         environments = self.environments.state()
         if environments is None:
             return None
@@ -276,7 +276,7 @@ def views(plan: Plan, flat: Array) -> Iterator[tuple[str, Array]]:
 
 
 def serve(control: Connection, memory: int) -> None:
-    """A worker's life. What is wrong with the game is told before it ends; anything else is in its log."""
+    """A worker's life. What is wrong with the game is reported before it ends; anything else is in its log."""
     order = msgspec.msgpack.decode(control.recv_bytes(), type=Order, dec_hook=decode)
     try:
         work(control, memory, order)

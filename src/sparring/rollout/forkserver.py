@@ -118,7 +118,7 @@ class Child:
 def prepare(env: str) -> None:
     """Imports what workers will need, and plays a little: Python writes into its own code while it first runs it, which
     workers would do each for itself."""
-    with contextlib.suppress(Exception):  # whatever is wrong with the game, the workers will meet it, and tell
+    with contextlib.suppress(Exception):  # whatever is wrong with the game, the workers will meet it, and report it
         register(env)
         entry = spec(env.rpartition(":")[2]).entry_point
         if isinstance(entry, str):

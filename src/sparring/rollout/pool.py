@@ -49,7 +49,7 @@ from sparring.rollout.actor import (
     worker_seed,
 )
 from sparring.rollout.forkserver import Child, ForkServer
-from sparring.runs.metrics import Episode, Row
+from sparring.runs.metrics import PlayedEpisode, Row
 
 __all__ = ["Block", "Local", "Pool", "Source", "open_source", "plan_for"]
 
@@ -64,8 +64,8 @@ class Block(NamedTuple):
     slot: int
     lag: int  # how many policies behind the newest
     rows: Rows  # a view: valid until the slot is given back
-    episodes: list[Episode]
-    masked: bool = False  # the game tells which actions are allowed
+    episodes: list[PlayedEpisode]
+    masked: bool = False  # the game says which actions are allowed
 
 
 class Source(Protocol):
@@ -90,7 +90,7 @@ class Source(Protocol):
         """Bytes of each worker's process, what it shares with others by its part (PSS)."""
 
     def state(self) -> list[dict[str, Array] | None]:
-        """Of every worker, to go on identically; none of those who are playing or cannot tell."""
+        """Of every worker, to go on identically; none of those who are playing or cannot give it."""
 
     def close(self) -> None: ...
 
@@ -115,7 +115,7 @@ def open_source(
 
 class Local:
     """One actor in this process: blocks are played when they are taken. For debuggers, small games and identity. A game
-    that hangs cannot be killed here; it is told."""
+    that hangs cannot be killed here; it is logged."""
 
     def __init__(self, plan: Plan, states: list[dict[str, Array] | None] | None = None, limit: float = 60.0) -> None:
         self.plan = plan
@@ -358,7 +358,7 @@ class Pool:
         worker.process.kill()
 
     def _replace(self, worker: _Worker, why: str, error: SparringError | None = None) -> None:
-        """`error`: what it said itself; else its log may tell."""
+        """`error`: what it said itself; else its log may say it."""
         if isinstance(error, InputError):  # it would happen again
             raise error
         self._sockets.unregister(worker.control)

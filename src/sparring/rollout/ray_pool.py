@@ -33,7 +33,7 @@ from sparring.networks.layers import decode
 from sparring.networks.policy import Policy
 from sparring.rollout.actor import Plan, Rows, build_elsewhere, pack_state, parts, random_actions, unpack_state
 from sparring.rollout.pool import LIVES, STARTING, Block, Pool, Usage
-from sparring.runs.metrics import Episode, Row
+from sparring.runs.metrics import PlayedEpisode, Row
 
 __all__ = ["RayPool", "require", "try_out"]
 
@@ -43,16 +43,16 @@ LOOK = 1.0  # seconds of waiting at a time: a Ctrl-C is heard in between
 FORGOTTEN = 100_000  # versions after which nobody plays with one any more
 
 
-class Played(NamedTuple):
+class PlayedBlock(NamedTuple):
     """A full block, as it travels."""
 
     number: int  # of the worker, in the whole pool
     slot: int
     version: int
     rows: Rows
-    episodes: list[Episode]
+    episodes: list[PlayedEpisode]
     seconds: float
-    masked: bool = False  # the game tells which actions are allowed
+    masked: bool = False  # the game says which actions are allowed
 
 
 def require(resources: Resources, workers: int) -> None:
@@ -71,7 +71,7 @@ def require(resources: Resources, workers: int) -> None:
 
 
 def try_out(game: Game) -> None:
-    """A first step of a game in a process of Ray's, for those who would not tell what is wrong with it."""
+    """A first step of a game in a process of Ray's, for those who would not say what is wrong with it."""
     try:
         ray.get(ray.remote(_first_step).options(num_cpus=0).remote(game.to_json()), timeout=STARTING)
     except ray.exceptions.RayTaskError as error:
@@ -142,7 +142,7 @@ class Host:
 
     def play(
         self, asked: list[tuple[int, int]], version: int, weights: Array | None, exploration: float, at_random: bool
-    ) -> tuple[list[Played], list[str], int]:
+    ) -> tuple[list[PlayedBlock], list[str], int]:
         """Asks workers for blocks and waits until as many are full, be it these or others; warnings and replacements
         since the last call. `weights`, if there are new ones, are for blocks that are begun from now on."""
         if weights is not None:
@@ -152,7 +152,7 @@ class Host:
         for number, slot in asked:
             self.pool.grant(self.numbers.index(number), slot)
         full = [
-            Played(
+            PlayedBlock(
                 self.numbers[worker],
                 message.slot,
                 self.versions[message.version],
@@ -176,7 +176,7 @@ class Host:
 
 
 class _Notes(logging.Handler):
-    """Keeps what is logged, for the learner to tell."""
+    """Keeps what is logged, for the learner to log."""
 
     def __init__(self, notes: list[str]) -> None:
         super().__init__(logging.WARNING)
@@ -221,7 +221,7 @@ class RayPool:
         self.owed: list[deque[int]] = [deque() for _ in range(plan.workers)]  # slots that workers were asked to fill
         self.failures = [0] * plan.workers  # hosts lost in a row, by worker
         self.hosts: list[_Hosted] = []
-        self._full: deque[Played] = deque()
+        self._full: deque[PlayedBlock] = deque()
         self._rounds = 0
         self._spawn(dict(enumerate(states or [None] * plan.workers)))
 

@@ -19,7 +19,7 @@ from sparring.errors import InputError
 from sparring.games import Game
 from sparring.games.spec import Array
 
-__all__ = ["exists", "flatten", "hyperparameters", "load", "remove", "save", "unflatten"]
+__all__ = ["exists", "flatten", "hyperparameters", "load", "remove", "save", "set_aside", "unflatten"]
 
 log = logging.getLogger("sparring.training")
 FORMAT = 1
@@ -51,6 +51,14 @@ def remove(path: Path) -> None:
     for one in (path, path.with_name(path.name + ".old")):
         if one.exists():
             shutil.rmtree(one)
+
+
+def set_aside(path: Path) -> None:
+    """It becomes `<path>.before`, for people; one that was there goes."""
+    before = path.with_name(path.name + ".before")
+    shutil.rmtree(before, ignore_errors=True)
+    (path if path.exists() else path.with_name(path.name + ".old")).rename(before)
+    remove(path)
 
 
 def load(path: Path) -> tuple[dict[str, Array], dict[str, Any]]:

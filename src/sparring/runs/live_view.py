@@ -64,7 +64,7 @@ class Lines:
     @contextmanager
     def show(self, experiment: Experiment, run: Run) -> Iterator[None]:
         self.experiment = experiment
-        self.say(f"{experiment.name} on {experiment.game}, {run.path}")
+        self.say(f"{experiment.name} on {experiment.game_words}, {run.path}")
         try:
             yield
         finally:
@@ -137,7 +137,7 @@ class Terminal:
             table.add_row("", describe(self.experiment, row))
             own = [f"{name} {row[name]:.4g}" for name in row if name.startswith(OWN)]
             table.add_row("", Text("  ".join(own), style="dim"))
-        title = f"{self.experiment.name} on {self.experiment.game}"
+        title = f"{self.experiment.name} on {self.experiment.game_words}"
         # A column is left free: what the terminal echoes of Ctrl-C would break a line of full width.
         return Panel(
             table,

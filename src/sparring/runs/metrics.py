@@ -1,4 +1,4 @@
-"""What a run tells about itself: a row per iteration, and the clock that knows where the time went. `sinks.py` has
+"""What a run reports about itself: a row per iteration, and the clock that knows where the time went. `sinks.py` has
 where it goes. Names are stable; docs/training.md has them all."""
 
 import json
@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from sparring.errors import InputError
 
-__all__ = ["INFOS", "PHASES", "Episode", "Episodes", "Phases", "Row", "info_means", "read_rows"]
+__all__ = ["INFOS", "PHASES", "Episodes", "Phases", "PlayedEpisode", "Row", "info_means", "read_rows"]
 
 log = logging.getLogger("sparring.training")
 INFOS = 20  # names of numbers in a game's `info` that become metrics
@@ -39,7 +39,7 @@ class Phases:
         return row
 
 
-class Episode(NamedTuple):
+class PlayedEpisode(NamedTuple):
     """One that ended."""
 
     ret: float
@@ -48,8 +48,8 @@ class Episode(NamedTuple):
     cut: bool = False  # by us: the game would have gone on
 
 
-def info_means(episodes: Sequence[Episode], names: Sequence[str], group: str) -> Row:
-    """`group/is_success` and the like: means over the episodes that told it."""
+def info_means(episodes: Sequence[PlayedEpisode], names: Sequence[str], group: str) -> Row:
+    """`group/is_success` and the like: means over the episodes that report it."""
     row: Row = {}
     for name in names:
         if values := [episode.info[name] for episode in episodes if name in episode.info]:
@@ -66,18 +66,18 @@ class Episodes:
     def __init__(self) -> None:
         self.recent: list[tuple[float, int]] = []
         self.count = 0
-        self.infos: list[str] = []  # names of the numbers in `info` that are told, in the order of their arrival
-        self._told = False
-        self._new: list[Episode] = []
+        self.infos: list[str] = []  # names of the numbers in `info` that are reported, in the order of their arrival
+        self._warned = False
+        self._new: list[PlayedEpisode] = []
 
-    def add(self, ended: Sequence[tuple[float, int] | Episode]) -> None:
-        new = [Episode(*episode) for episode in ended]
+    def add(self, ended: Sequence[tuple[float, int] | PlayedEpisode]) -> None:
+        new = [PlayedEpisode(*episode) for episode in ended]
         self._new += new
         for name in sorted({name for episode in new for name in episode.info} - {*self.infos, *self.OWN}):
             if len(self.infos) < INFOS:
                 self.infos.append(name)
-            elif not self._told:
-                self._told = True
+            elif not self._warned:
+                self._warned = True
                 log.warning("the game's info has more than %d numbers: %r and others are no metrics", INFOS, name)
 
     def take(self) -> Row:

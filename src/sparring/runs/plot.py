@@ -1,6 +1,7 @@
-"""Figures of runs: return by steps and by time, with a confidence band over the seeds of one experiment, and where the
-time went."""
+"""Figures of runs: return by steps and by time, with a confidence band over the seeds of one experiment, where the
+time went, and what it cost: CPU, memory, GPUs, power."""
 
+import itertools
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -10,6 +11,7 @@ import numpy as np
 
 from sparring.errors import InputError
 from sparring.games.spec import Array
+from sparring.metering.energy import SOURCES
 from sparring.runs.metrics import PHASES, Row
 from sparring.runs.run import Run
 
@@ -42,7 +44,9 @@ def plot(runs: Sequence[Run], out: Path) -> None:
     for run in runs:
         if not any(key in row for row in run.rows()):
             raise InputError(f"{run.path} has no returns to draw yet ({key}): set evaluation.every, or let it run on")
-    figure, (by_steps, by_time, phases) = pyplot.subplots(1, 3, figsize=(15, 4.2), width_ratios=(2, 2, 1.2))
+    metered = any("usage/cpu" in row for run in runs for row in run.rows())
+    size = {"figsize": (15, 7.6 if metered else 4.2), "width_ratios": (2, 2, 1.2), "squeeze": False}
+    figure, ((by_steps, by_time, phases), *more) = pyplot.subplots(1 + metered, 3, **size)
     unit, seconds = _unit_of_time(max(run.rows()[-1]["time/total_s"] for run in runs))
     for label, members in grouped.items():
         for axes, x, scale in ((by_steps, members[0].experiment.axis, 1), (by_time, "time/total_s", seconds)):
@@ -54,6 +58,8 @@ def plot(runs: Sequence[Run], out: Path) -> None:
     by_steps.xaxis.set_major_formatter(EngFormatter(sep=""))
     by_steps.legend(fontsize=8)
     _draw_phases(phases, grouped)
+    if metered:
+        _draw_usage(more[0], grouped, unit, seconds)
     figure.tight_layout()
     out.parent.mkdir(parents=True, exist_ok=True)
     try:
@@ -72,7 +78,7 @@ def groups(runs: Sequence[Run]) -> dict[str, list[Run]]:
             raise InputError(f"{run.path} has no metrics yet")
         same = msgspec.structs.replace(run.experiment, seed=0, out=None)
         found.setdefault(msgspec.json.encode(same, order="sorted"), []).append(run)
-    names = [f"{members[0].experiment.name} {members[0].experiment.game}" for members in found.values()]
+    names = [f"{members[0].experiment.name} {members[0].experiment.game_words}" for members in found.values()]
     labels = [
         f"{name} {members[0].path}" if names.count(name) > 1 else name
         for name, members in zip(names, found.values(), strict=True)
@@ -120,6 +126,40 @@ def _draw(axes: Any, line: Curve, label: str) -> None:
     alone = len(set(line.x)) == 1  # a line of no length would not be seen
     (drawn,) = axes.plot(line.x, line.mean, label=label, marker="o" if alone else None)
     axes.fill_between(line.x, line.low, line.high, alpha=0.2, color=drawn.get_color(), linewidth=0)
+
+
+def _draw_usage(panels: Any, grouped: dict[str, list[Run]], unit: str, seconds: int) -> None:
+    """Utilisation, memory and power by time, of the first run of each curve; GPUs are dashed."""
+    used, memory, power = panels
+    for number, members in enumerate(grouped.values()):
+        rows, colour = members[0].rows(), f"C{number}"
+        for axes, scale, names in (
+            (used, 100, {"usage/cpu": ("CPU", "-"), "usage/gpu": ("GPU", "--")}),
+            (memory, 1e-3, {"usage/memory_mb": ("memory", "-"), "usage/vram_mb": ("VRAM", "--")}),
+        ):
+            for name, (label, style) in names.items():
+                seen = [(row["time/total_s"] / seconds, row[name] * scale) for row in rows if name in row]
+                if seen:
+                    axes.plot(*zip(*seen, strict=True), style, color=colour, label=label if number == 0 else None)
+        for name, source in SOURCES.items():
+            if watts := _watts(rows, f"energy/{name}_j"):
+                at, values = zip(*watts, strict=True)
+                power.plot([each / seconds for each in at], values, color=colour, label=source if number == 0 else None)
+    if not power.lines:
+        power.text(0.5, 0.5, "energy was not measured", ha="center", transform=power.transAxes, color="grey")
+    labels = ("utilisation of the machine, %", "memory, GB", "power, W")
+    for axes, label in zip((used, memory, power), labels, strict=True):
+        axes.set(xlabel=unit, ylabel=label)
+        axes.set_ylim(bottom=0)
+        axes.grid(alpha=0.3)
+        if axes.get_legend_handles_labels()[0]:
+            axes.legend(fontsize=8)
+
+
+def _watts(rows: Sequence[Row], name: str) -> list[tuple[float, float]]:
+    """Seconds of the run, and the power since the row before that told joules."""
+    told = [(row["time/total_s"], row[name]) for row in rows if name in row]
+    return [(at, joules / (at - before)) for (before, _), (at, joules) in itertools.pairwise(told) if at > before]
 
 
 def _draw_phases(axes: Any, grouped: dict[str, list[Run]]) -> None:

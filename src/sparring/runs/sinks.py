@@ -28,11 +28,12 @@ __all__ = ["NAMES", "Csv", "Jsonl", "Opening", "Remembered", "Sink", "SinkError"
 NAMES = {
     "csv": "sparring.runs.sinks:Csv",
     "jsonl": "sparring.runs.sinks:Jsonl",
+    "study": "sparring.runs.study_sink:Study",
     "tensorboard": "sparring.runs.sinks:TensorBoard",
     "mlflow": "sparring.runs.mlflow_sink:Mlflow",
     "wandb": "sparring.runs.wandb_sink:Wandb",
 }
-FILES = ("csv", "jsonl", "tensorboard")  # ours, on this disk: what fails there is the disk, and says so itself
+FILES = ("csv", "jsonl", "study", "tensorboard")  # ours, on this disk: what fails there is the disk, and says so itself
 
 
 class SinkError(SparringError):
@@ -132,7 +133,7 @@ class TensorBoard:
 
 class Remembered(msgspec.Struct):
     """Of a tracking service, which takes nothing back: which of its runs is ours, and how far it may have come. A run
-    that lost rows begins a new one there, and tells it the rows that count.
+    that lost rows begins a new one there, and sends it the rows that count.
 
     :param id: The service's name of the run.
     :param iteration: Rows up to this one may have been sent.

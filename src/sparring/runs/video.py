@@ -4,17 +4,16 @@ import os
 import warnings
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
 from sparring.errors import InputError
 from sparring.games import Game
 from sparring.games.catalog import make
-from sparring.games.spec import Discrete
-from sparring.networks.policy import Policy
+from sparring.games.spec import Array, Discrete
 
-__all__ = ["record", "require"]
+__all__ = ["Player", "record", "require"]
 
 FPS = 30
 
@@ -31,11 +30,11 @@ def require(game: Game) -> None:
         raise InputError(f"{game.name} is a declared game: it cannot be simulated, so not recorded")
     for device in ("SDL_VIDEODRIVER", "SDL_AUDIODRIVER"):  # pygame asks for a display and a sound card, or complains
         os.environ.setdefault(device, "dummy")
-    env = make(game.env)
+    env = make(game)
     env.close()
     if "rgb_array" not in (env.metadata.get("render_modes") or ()):
         raise InputError(f"{game.name} draws no pictures (rgb_array is not among its render_modes)")
-    env = make(game.env, render_mode="rgb_array")
+    env = make(game, render_mode="rgb_array")
     try:
         env.reset(seed=0)
         frame = np.asarray(env.render())
@@ -47,8 +46,17 @@ def require(game: Game) -> None:
         env.close()
 
 
+class Player(Protocol):
+    """As much of a policy as is filmed."""
+
+    @property
+    def game(self) -> Game: ...
+
+    def act(self, obs: Any) -> tuple[Array, Array | None]: ...
+
+
 def record(
-    policy: Policy,
+    policy: Player,
     out: Path,
     episodes: int = 1,
     seed: int = 0,
@@ -62,8 +70,7 @@ def record(
 
     if out.suffix != ".mp4" or out.is_dir():
         raise InputError(f"{out}: videos are written as .mp4 files")
-    assert game.env is not None
-    env = make(game.env, render_mode="rgb_array")
+    env = make(game, render_mode="rgb_array")
     writer: Any = None
     returns, new = [], out.with_name(f".{out.name}")
     try:

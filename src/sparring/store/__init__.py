@@ -10,6 +10,7 @@ from sparring import plugins
 from sparring.errors import InputError
 from sparring.store.protocol import (
     Episode,
+    EpisodePage,
     GameUnreadable,
     NotRegistered,
     Outcome,
@@ -26,6 +27,7 @@ from sparring.store.protocol import (
 
 __all__ = [
     "Episode",
+    "EpisodePage",
     "GameUnreadable",
     "NotRegistered",
     "Outcome",

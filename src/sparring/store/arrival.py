@@ -16,6 +16,7 @@ from sparring.games import Game
 from sparring.store.protocol import FragmentRefused, Outcome
 
 __all__ = [
+    "Refusal",
     "Submission",
     "Unfinished",
     "decode",
@@ -30,6 +31,7 @@ __all__ = [
 ]
 
 REWARD = np.dtype("<f4")
+Refusal = tuple[float, str, str, str, str]  # time, game, player, fragment's id, reason
 encoder = msgspec.msgpack.Encoder()
 decode = msgspec.msgpack.Decoder(Fragment).decode
 
@@ -54,7 +56,7 @@ def failed(error: Exception) -> "Future[list[Outcome]]":
     return future
 
 
-def refusal(game: str, player: str, fragment_id: str, reason: str) -> tuple[float, str, str, str, str]:
+def refusal(game: str, player: str, fragment_id: str, reason: str) -> Refusal:
     """A note for the quarantine: whoever sent it may have sent names of any length, none, or what no database takes."""
     texts = [text.encode(errors="replace").decode() for text in (game[:200] or "?", player[:200], fragment_id[:200])]
     return time.time(), texts[0], texts[1], texts[2], reason[:1000].encode(errors="replace").decode()

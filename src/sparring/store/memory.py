@@ -1,8 +1,10 @@
 """A store in memory with the semantics of the durable ones: for unit tests, and as their definition."""
 
+import sys
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 
@@ -11,10 +13,25 @@ import numpy as np
 from sparring.errors import InputError, SparringError
 from sparring.experience import Fragment, new_id
 from sparring.games import Game
-from sparring.store.arrival import Unfinished, require_checked, require_same, returns, same, stripes
-from sparring.store.protocol import Episode, NotRegistered, Outcome, PlayerStats, Quarantined, Stats, Tail, VersionStats
+from sparring.store.arrival import refusal, require_checked, require_same, returns, same, stripes
+from sparring.store.counts import Totals, UnfinishedEpisodes, pieces
+from sparring.store.declarations import revised
+from sparring.store.profile import Profile, Revision, write_declaration
+from sparring.store.protocol import (
+    Episode,
+    EpisodePage,
+    NotRegistered,
+    Outcome,
+    PlayerStats,
+    Quarantined,
+    Stats,
+    Tail,
+    VersionStats,
+)
 
 __all__ = ["MemoryStore"]
+
+QUARANTINE = 4096  # rejected fragments kept of each game
 
 
 @dataclass
@@ -22,16 +39,23 @@ class _Shelf:
     """All there is of one game."""
 
     registration: str = ""
+    profile: Profile = field(default_factory=Profile)
     paused: bool = False
     erased: set[tuple[str, str]] = field(default_factory=set)  # players and ids
     erasures: int = 0
     place: int = 0  # steps ever stored
     rejected: int = 0
+    quarantine: deque[Quarantined] = field(default_factory=lambda: deque(maxlen=QUARANTINE))  # the newest last
     sources: dict[str, int] = field(default_factory=dict)  # what each of them says that it refused
     fragments: dict[int, Fragment] = field(default_factory=dict)  # by place, in order
-    episodes: dict[int, Episode] = field(default_factory=dict)  # by the place of the fragment that completed it
-    unfinished: dict[tuple[str, str], Unfinished] = field(default_factory=dict)
-    last_seen: dict[str, float] = field(default_factory=dict)
+    arrived: dict[int, float] = field(default_factory=dict)  # when, by place
+
+    def totals(self) -> Totals:
+        totals = Totals()
+        for place, f in self.fragments.items():
+            size = len(f.obs) + len(f.action) + len(f.reward) + len(f.log_prob or b"")
+            totals.add(f, size, self.arrived[place])
+        return totals
 
 
 class MemoryStore:
@@ -63,6 +87,21 @@ class MemoryStore:
     def registration(self, game: str) -> str:
         with self._lock:
             return self._shelf(game).registration
+
+    def profiles(self) -> dict[str, Profile]:
+        with self._lock:
+            self._require_open()
+            return {name: shelf.profile for name, shelf in self._shelves.items()}
+
+    def revise(self, game: str, change: Callable[[Revision], Revision]) -> Revision:
+        with self._lock:
+            self._require_open()
+            if game not in self._shelves:
+                raise NotRegistered(f"no game {game!r} is registered here")
+            known = Revision(self._games[game], self._shelves[game].profile)
+            new, _ = revised(game, write_declaration(known), change)
+            self._games[game], self._shelves[game].profile = new.game, new.profile
+            return new
 
     def pause(self, game: str, paused: bool) -> None:
         with self._lock:
@@ -96,7 +135,7 @@ class MemoryStore:
             for f in fragments:
                 if f.game not in self._games or self._games[f.game].schema != f.schema:
                     raise NotRegistered(f"no game {f.game!r} with schema {f.schema!r} is registered here")
-            return [self._add(f, ret) for f, ret in zip(fragments, returns(fragments), strict=True)]
+            return [self._add(f) for f in fragments]
 
     def submit(self, fragments: Sequence[Fragment]) -> "Future[list[Outcome]]":
         future: Future[list[Outcome]] = Future()
@@ -106,8 +145,8 @@ class MemoryStore:
             future.set_exception(error)
         return future
 
-    def _add(self, f: Fragment, ret: float) -> Outcome:
-        shelf, now = self._shelves[f.game], time.time()
+    def _add(self, f: Fragment) -> Outcome:
+        shelf = self._shelves[f.game]
         if (f.player, f.id) in shelf.erased:
             return Outcome.ERASED
         if f.id in self._ids:
@@ -115,15 +154,7 @@ class MemoryStore:
         self._ids[f.id] = f
         shelf.place += f.steps
         shelf.fragments[shelf.place] = f
-        shelf.last_seen[f.player] = now
-        name = (f.player, f.episode)
-        episode = Unfinished() if f.start == 0 and f.ended else shelf.unfinished.setdefault(name, Unfinished())
-        if episode.add(f, ret):
-            if shelf.unfinished.get(name) is episode:
-                del shelf.unfinished[name]
-            shelf.episodes[shelf.place] = Episode(
-                *name, episode.steps, episode.ret, now, episode.model, episode.version, shelf.place
-            )
+        shelf.arrived[shelf.place] = time.time()
         return Outcome.STORED
 
     def quarantine(self, game: str, player: str, fragment_id: str, reason: str) -> None:
@@ -131,6 +162,7 @@ class MemoryStore:
             self._require_open()
             if game in self._shelves:
                 self._shelves[game].rejected += 1
+                self._note(Quarantined(game, player, fragment_id, reason))
 
     def quarantine_from(self, source: str, totals: Mapping[str, int], newest: Sequence[Quarantined]) -> None:
         with self._lock:
@@ -140,6 +172,20 @@ class MemoryStore:
                 before = shelf.sources.get(source, 0)
                 shelf.sources[source] = max(before, totals[game])
                 shelf.rejected += shelf.sources[source] - before
+            for refused in newest:
+                if refused.game in self._shelves:
+                    shelf = self._shelves[refused.game]
+                    others = [q for q in shelf.quarantine if (q.id, q.reason) != (refused.id, refused.reason)]
+                    shelf.quarantine = deque(others, maxlen=QUARANTINE)
+                    self._note(refused)
+
+    def _note(self, q: Quarantined) -> None:
+        when, game, player, fragment_id, reason = refusal(q.game, q.player, q.id, q.reason)
+        self._shelves[game].quarantine.append(Quarantined(game, player, fragment_id, reason, when))
+
+    def quarantined(self, game: str, limit: int = 100) -> list[Quarantined]:
+        with self._lock:
+            return list(self._shelf(game).quarantine)[::-1][:limit]
 
     def tail(self, game: str, after: int = 0, limit: int = 1000) -> Tail:
         with self._lock:
@@ -172,42 +218,27 @@ class MemoryStore:
     def erase(self, game: str, player: str) -> int:
         with self._lock:
             shelf = self._shelf(game)
-            gone = [place for place, f in shelf.fragments.items() if f.player == player]
-            for place in gone:
-                self._remove(shelf, place)
-                shelf.episodes.pop(place, None)
-            self._forget(shelf, player)
-            shelf.erasures += bool(gone)
-            return len(gone)
+            others = [q for q in shelf.quarantine if q.player != player]
+            shelf.quarantine = deque(others, maxlen=QUARANTINE)
+            return len(self._remove(shelf, lambda f: f.player == player))
 
     def discard(self, game: str, ids: Sequence[str], reason: str) -> int:
         with self._lock:
             shelf, wanted = self._shelf(game), set(ids)
-            gone = [place for place, f in shelf.fragments.items() if f.id in wanted]
-            for place in gone:
-                f = self._remove(shelf, place)
-                if (
-                    shelf.episodes.pop(place, None) is None
-                    and shelf.unfinished.pop((f.player, f.episode), None) is None
-                ):
-                    name = (f.player, f.episode)
-                    later = [at for at, e in shelf.episodes.items() if at > place and (e.player, e.episode) == name]
-                    shelf.episodes.pop(min(later, default=0), None)
-                if all(f.player != other.player for other in shelf.fragments.values()):
-                    self._forget(shelf, f.player)
+            gone = self._remove(shelf, lambda f: f.id in wanted)
+            for f in gone:
+                self._note(Quarantined(game, f.player, f.id, reason))
             shelf.rejected += len(gone)
-            shelf.erasures += bool(gone)
             return len(gone)
 
-    def _remove(self, shelf: _Shelf, place: int) -> Fragment:
-        f = shelf.fragments.pop(place)
-        del self._ids[f.id]
-        shelf.erased.add((f.player, f.id))
-        return f
-
-    def _forget(self, shelf: _Shelf, player: str) -> None:
-        shelf.unfinished = {name: e for name, e in shelf.unfinished.items() if name[0] != player}
-        shelf.last_seen.pop(player, None)
+    def _remove(self, shelf: _Shelf, doomed: Callable[[Fragment], bool]) -> list[Fragment]:
+        places = [place for place, f in shelf.fragments.items() if doomed(f)]
+        gone = [shelf.fragments.pop(place) for place in places]
+        for f in gone:
+            del self._ids[f.id]
+            shelf.erased.add((f.player, f.id))
+        shelf.erasures += bool(gone)
+        return gone
 
     def erasure(self, game: str) -> str:
         with self._lock:
@@ -216,31 +247,38 @@ class MemoryStore:
     def stats(self, game: str) -> Stats:
         with self._lock:
             shelf = self._shelf(game)
-            fragments = list(shelf.fragments.values())
-            size = sum(len(f.obs) + len(f.action) + len(f.reward) + len(f.log_prob or b"") for f in fragments)
-            steps = sum(f.steps for f in fragments)
-            return Stats(len(fragments), steps, len(shelf.last_seen), size, shelf.rejected)
+            return shelf.totals().stats(shelf.rejected)
 
     def players(self, game: str, limit: int = 100) -> list[PlayerStats]:
         with self._lock:
-            shelf = self._shelf(game)
-            rows = []
-            for player, last_seen in sorted(shelf.last_seen.items(), key=lambda item: -item[1])[:limit]:
-                steps = [f.steps for f in shelf.fragments.values() if f.player == player]
-                rows.append(PlayerStats(player, len(steps), sum(steps), last_seen))
-            return rows
+            return self._shelf(game).totals().players(limit)
 
     def versions(self, game: str) -> list[VersionStats]:
         with self._lock:
-            steps: dict[tuple[str | None, int | None], list[int]] = {}
-            for f in self._shelf(game).fragments.values():
-                steps.setdefault((f.model, f.version), []).append(f.steps)
-            order = sorted(steps, key=lambda who: (who[0] or "", -1 if who[1] is None else who[1]))
-            return [VersionStats(*who, len(steps[who]), sum(steps[who])) for who in order]
+            return self._shelf(game).totals().versions()
 
     def episodes(self, game: str, after: int = 0, limit: int = 1000) -> list[Episode]:
         with self._lock:
-            return [e for place, e in self._shelf(game).episodes.items() if place > after][:limit]
+            shelf, unfinished = self._shelf(game), UnfinishedEpisodes(sys.maxsize)
+            sums = returns(list(shelf.fragments.values()))
+            added = [
+                unfinished.add(f, ret, shelf.arrived[place], place)
+                for (place, f), ret in zip(shelf.fragments.items(), sums, strict=True)
+            ]
+            return [e for e in added if e is not None and e.cursor > after][:limit]
+
+    def newest_episodes(self, game: str, before: int | None = None, limit: int = 100) -> EpisodePage:
+        found = [e for e in self.episodes(game, limit=sys.maxsize) if before is None or e.cursor < before][::-1]
+        return EpisodePage(found[:limit], found[limit - 1].cursor if len(found) > limit else None)
+
+    def episode(
+        self, game: str, cursor: int, first: int = 0, last: int | None = None
+    ) -> tuple[Episode, list[Fragment]] | None:
+        found = [e for e in self.episodes(game, limit=sys.maxsize) if e.cursor == cursor]
+        with self._lock:
+            fragments = [(f, f) for place, f in self._shelf(game).fragments.items() if place <= cursor]
+        wanted = [(e, pieces(e, reversed(fragments), first, last)) for e in found]
+        return next(((e, some) for e, some in wanted if some is not None), None)
 
     def _shelf(self, game: str) -> _Shelf:
         """A game that is not there has nothing."""

@@ -1,7 +1,7 @@
 """The store's seam: the durable home of fragments. `sqlite` is the embedded default, `cassandra` a cluster, `memory`
 serves unit tests."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from enum import StrEnum
 from typing import Protocol
@@ -12,9 +12,11 @@ import numpy as np
 from sparring.errors import Busy, InputError, SparringError
 from sparring.experience import Fragment
 from sparring.games import Game
+from sparring.store.profile import Profile, Revision
 
 __all__ = [
     "Episode",
+    "EpisodePage",
     "FragmentRefused",
     "GameUnreadable",
     "NotRegistered",
@@ -83,11 +85,19 @@ class Episode(msgspec.Struct, frozen=True):
     cursor: int
 
 
+class EpisodePage(msgspec.Struct, frozen=True):
+    """Episodes, the newest first, and where older ones go on."""
+
+    episodes: list[Episode]
+    before: int | None  # none: there are no older ones
+
+
 class PlayerStats(msgspec.Struct, frozen=True):
     player: str
     fragments: int
     steps: int
     last_seen: float  # the server's clock
+    bot_steps: int = 0  # of these, by bots; the others are people's
 
 
 class VersionStats(msgspec.Struct, frozen=True):
@@ -98,12 +108,13 @@ class VersionStats(msgspec.Struct, frozen=True):
 
 
 class Quarantined(msgspec.Struct, frozen=True, array_like=True):
-    """A fragment, or a record that nobody can read, for the quarantine."""
+    """A fragment, or a record that nobody can read, in the quarantine or for it."""
 
     game: str
     player: str
     id: str
     reason: str
+    time: float = 0.0  # the server's clock, when it was rejected; 0: not noted yet
 
 
 class Stats(msgspec.Struct, frozen=True):
@@ -112,10 +123,12 @@ class Stats(msgspec.Struct, frozen=True):
     players: int
     bytes: int  # of the columns, as sent
     rejected: int  # fragments in quarantine since the beginning
+    bot_steps: int = 0  # of the steps, by bots; the others are people's
 
 
 class Store(Protocol):
-    """Where recorded play is kept. `open_store` opens one by its address."""
+    """Where recorded play is kept. `open_store` opens one by its address. Its methods are called from several threads;
+    other processes may have it open, too."""
 
     def register(self, game: Game) -> None:
         """Idempotent; InputError when the name is taken by a game with another schema, GameUnreadable when it is taken
@@ -129,6 +142,13 @@ class Store(Protocol):
 
     def registration(self, game: str) -> str:
         """A mark of this registration: another one once the game was deleted and declared again. "" for no game."""
+
+    def profiles(self) -> dict[str, Profile]:
+        """What people decided about each game of `games`."""
+
+    def revise(self, game: str, change: Callable[[Revision], Revision]) -> Revision:
+        """Changes a game's declaration or profile, but neither its name nor its spaces: InputError. `change` gets what
+        is there, and may be asked several times when others change it, too. NotRegistered when there is none."""
 
     def pause(self, game: str, paused: bool) -> None:
         """Whether the game is to be trained; its play is stored either way. NotRegistered when there is none."""
@@ -159,7 +179,11 @@ class Store(Protocol):
 
     def quarantine_from(self, source: str, totals: Mapping[str, int], newest: Sequence[Quarantined]) -> None:
         """What was refused of a source that may be read again, such as a stream: `totals` per game since its beginning,
-        which replace lower ones that it told before, so nothing counts twice; each of `newest` is noted once."""
+        which replace lower ones that it reported before, so nothing counts twice; each of `newest` is noted once."""
+
+    def quarantined(self, game: str, limit: int = 100) -> list[Quarantined]:
+        """What was rejected of a game, with times and reasons, the newest first. What was noted a moment ago may be on
+        its way; a player who was erased is in none of them."""
 
     def tail(self, game: str, after: int = 0, limit: int = 1000) -> Tail:
         """Fragments stored after the cursor, oldest first; misses none, repeats none. `after=-1`: only what comes.
@@ -199,6 +223,16 @@ class Store(Protocol):
 
     def episodes(self, game: str, after: int = 0, limit: int = 1000) -> list[Episode]:
         """Finished, complete episodes whose last fragment to arrive was stored after the cursor, oldest first."""
+
+    def newest_episodes(self, game: str, before: int | None = None, limit: int = 100) -> EpisodePage:
+        """Finished, complete episodes with cursors below `before`, the newest first. A page may be shorter than `limit`
+        although there are older ones: a store looks at a bounded part of what it has for each."""
+
+    def episode(
+        self, game: str, cursor: int, first: int = 0, last: int | None = None
+    ) -> tuple[Episode, list[Fragment]] | None:
+        """The complete episode with this cursor, and those of its fragments that hold steps from `first` to before
+        `last`, in their order. None when there is no such episode, or it arrived in too many pieces to be found."""
 
     def close(self) -> None:
         """Ends what waits to be written, then lets go of the store."""

@@ -39,20 +39,21 @@ from sparring.errors import InputError, SparringError
 from sparring.files import write_whole
 from sparring.store import open_store
 from sparring.store.protocol import Store
-from sparring.stream.sink import Result, Sink
+from sparring.stream.sink import Result, StoreSink
 from sparring.stream.source import KinesisReader, KinesisSource, Positions, Reached
 
-__all__ = ["BatchReport", "Options", "main", "run"]
+__all__ = ["BatchReport", "IngestOptions", "main", "run"]
 
 MAX_TEXT = 300
 HEARTBEAT = 2.0  # seconds between signs of life
 ALARM = 0.5  # of the stream's retention: who is further behind is warned …
 AGAIN = 3600.0  # … every so many seconds
 FIRST_DELAY, MAX_DELAY = 1.0, 60.0  # between two tries of a batch that fails
+LAST_BATCH = 30.0  # seconds that the batch under way gets when the job is asked to stop
 log = logging.getLogger("sparring.ingest")
 
 
-class Options(msgspec.Struct, frozen=True):
+class IngestOptions(msgspec.Struct, frozen=True):
     """`directory`: checkpoint, figures per batch (metrics.jsonl) and status, on a disk that outlives the driver."""
 
     stream: str
@@ -108,7 +109,7 @@ class StoringReader(KinesisReader):
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         store = _opened(self._store)
-        sink = Sink(store, {game.name: game for game in store.games()})  # each time: one may have been deleted
+        sink = StoreSink(store, {game.name: game for game in store.games()})  # each time: one may have been deleted
         for rows in super().read(partition):
             sink.take(rows)
         result = msgspec.json.encode(sink.finish()).decode()
@@ -126,7 +127,7 @@ def _opened(address: str) -> Store:
 
 @dataclass
 class _Job:
-    options: Options
+    options: IngestOptions
     on_batch: Callable[[BatchReport], None]
     store: Store
     stream: Kinesis
@@ -226,10 +227,10 @@ class _Job:
             )
 
 
-def run(options: Options, on_batch: Callable[[BatchReport], None] = lambda batch: None) -> None:
+def run(options: IngestOptions, on_batch: Callable[[BatchReport], None] = lambda batch: None) -> None:
     """Until SIGINT or SIGTERM, which let the batch end that is going on; or until it has caught up."""
     stream = Kinesis(options.stream, credentials=sdk.credentials)
-    summary = stream.summary()  # a wrong address or missing credentials are told before Spark starts
+    summary = stream.summary()  # a wrong address or missing credentials are reported before Spark starts
     _require_master(options.master)
     store = open_store(options.store)
     options.directory.mkdir(parents=True, exist_ok=True)
@@ -288,13 +289,9 @@ def _keep_running(job: _Job, spark: SparkSession) -> None:
 
 
 def _watch(job: _Job, query: StreamingQuery) -> None:
-    """Until told to stop; raises what the query fails of."""
+    """Until told to stop, or all is read if that is enough; raises what the query fails of."""
     beat = time.monotonic()
     while not job.stopping.is_set():
-        if job.options.once:
-            query.processAllAvailable()
-            job.rest(0.0)
-            break
         if not query.isActive:
             query.awaitTermination()  # raises
         job.stopping.wait(0.2)
@@ -303,10 +300,16 @@ def _watch(job: _Job, query: StreamingQuery) -> None:
         status = query.status
         if status["message"].startswith("Waiting"):
             job.rest(job.lag if status["isDataAvailable"] else 0.0)
+            if job.options.once and not status["isDataAvailable"]:
+                break
         if time.monotonic() - beat > HEARTBEAT:
             beat = time.monotonic()
             job.beat()
+    deadline = time.monotonic() + LAST_BATCH
     while query.isActive and query.status["isTriggerActive"]:
+        if time.monotonic() > deadline:  # a stream that does not answer may keep it for ever
+            log.warning("the last batch took over %g s: it is left, and done again at the next start", LAST_BATCH)
+            break
         time.sleep(0.05)
     query.stop()
 
@@ -343,7 +346,7 @@ def _require_master(address: str | None) -> None:
     raise SparringError(f"no Spark master answers at {address}: start it, or name another one with --master")
 
 
-def _session(options: Options) -> SparkSession:
+def _session(options: IngestOptions) -> SparkSession:
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     builder = SparkSession.builder.appName("sparring-ingest")
     if options.master is not None:
@@ -396,7 +399,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     given = vars(parser.parse_args(arguments))
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     try:
-        run(Options(**given), on_batch=lambda batch: print(msgspec.json.encode(batch).decode(), flush=True))
+        run(IngestOptions(**given), on_batch=lambda batch: print(msgspec.json.encode(batch).decode(), flush=True))
     except SparringError as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(2 if isinstance(error, InputError) else 1)

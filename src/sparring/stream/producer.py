@@ -97,7 +97,7 @@ class Producer:
         self._declarations: dict[tuple[str, str], bytes] = {}
         self._max_request = MAX_REQUEST
         self._compress = True
-        self._told = ""  # the newest fault of our own that was logged
+        self._logged = ""  # the newest fault of our own that was logged
         self._closing = False
         self._thread = threading.Thread(target=self._run, name="sparring-stream", daemon=True)
         self._thread.start()
@@ -186,10 +186,10 @@ class Producer:
         return True
 
     def _fault(self, error: Exception) -> None:
-        """Nothing foresaw this: told once, and what was on its way is tried again for as long as its senders wait."""
+        """Nothing foresaw this: logged once, and what was on its way is tried again for as long as its senders wait."""
         what = f"{type(error).__name__}: {error}"[:300]
-        if what != self._told:
-            self._told = what
+        if what != self._logged:
+            self._logged = what
             log.error("%s: a fault in sending, tried again: %s", self._stream.stream, what, exc_info=error)
         self._failed(
             [lane for lane in self._lanes if lane.flying] or list(self._busy),

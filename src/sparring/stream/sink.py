@@ -13,11 +13,12 @@ from sparring.errors import InputError
 from sparring.experience import Fragment, validate
 from sparring.games import Game
 from sparring.store.declarations import DeclarationTooLarge, NoRoom, Room
+from sparring.store.family import Family
 from sparring.store.protocol import FragmentRefused, GameUnreadable, Outcome, Quarantined, Store, StoreAway, StoreBusy
 from sparring.stream import record
 from sparring.stream.source import CLOSED, Mark
 
-__all__ = ["Result", "Sink"]
+__all__ = ["Result", "StoreSink"]
 
 CHUNK = 16 << 20  # bytes of fragments appended at once
 PATIENCE = 120.0  # seconds with a store that is busy or away, until the task fails
@@ -44,12 +45,13 @@ class Result(msgspec.Struct):
     newest: list[Quarantined] = []  # of them, for the quarantine
 
 
-class Sink:
+class StoreSink:
     """One task's records into the store. Nothing is lost when it dies half-way: all of it comes again."""
 
     def __init__(self, store: Store, games: dict[str, Game]) -> None:
         self._into, self._games = store, games
         self._room = Room(games.values(), len(store.unreadable()))
+        self._family = Family(games.values(), store.profiles())
         self._unregistered: dict[str, str] = {}  # games of these records that the store does not take, and why
         self._writer = ThreadPoolExecutor(1, "append")  # decoding goes on meanwhile; one, so that order is kept
         self._pending: deque[Future[list[Outcome | FragmentRefused]]] = deque()
@@ -57,7 +59,7 @@ class Sink:
         self.result = Result()
 
     def take(self, rows: pa.RecordBatch) -> None:
-        fragments: dict[str, list[Fragment]] = {}
+        fragments: dict[tuple[str, str], list[Fragment]] = {}  # by game and schema
         arrived = 0.0
         for data, sequence, arrival, mark in zip(*(column.to_pylist() for column in rows.columns), strict=True):
             if mark is not None:
@@ -72,10 +74,11 @@ class Sink:
                 self._reject("", "", f"record {sequence}", str(error))
                 continue
             for f in found:
-                fragments.setdefault(f.game, []).append(f)
-            for name in games.keys() - self._games.keys() - self._unregistered.keys():
-                self._register(games[name])
-        for name, some in fragments.items():
+                fragments.setdefault((f.game, f.schema), []).append(f)
+            for name in games.keys() - self._unregistered.keys():
+                if self._family.find(name) is None and self._family.find(name, games[name].schema) is None:
+                    self._register(games[name])
+        for (name, _), some in fragments.items():
             self._check(name, some, arrived)
 
     def finish(self) -> Result:
@@ -104,11 +107,14 @@ class Sink:
         except InputError as error:  # known with other spaces: the check will say so of each fragment
             log.warning("%s", error)
         self._games.update({known.name: known for known in self._into.games()})
+        self._family = Family(self._games.values(), self._into.profiles())
         self._room = Room(self._games.values(), len(self._into.unreadable()))
 
     def _check(self, name: str, fragments: list[Fragment], arrived: float) -> None:
         """By the stream's clock: whenever it is read, and whatever the clock here says, the answer is the same."""
-        game = self._games.get(name)
+        game = self._family.find(name, fragments[0].schema) or self._family.find(name)
+        if game is not None:
+            game, fragments = self._family.adopt(game, fragments)
         if game is None:
             reason = self._unregistered.get(name, f"the record does not declare its game {name[:100]!r}")
             reasons: Sequence[str | None] = [reason] * len(fragments)
@@ -175,8 +181,11 @@ class Sink:
 
     def _reject(self, game: str, player: str, fragment_id: str, reason: str) -> None:
         """Told to the driver: this task may be killed and done again, and a refusal counts once."""
-        result, texts = self.result, (game, player, fragment_id, reason)
+        result, cut = self.result, slice(MAX_TEXT)
         known = game if game in self._games else "?"  # names that somebody made up would be counted for ever
         result.rejected += 1
         result.refused[known] = result.refused.get(known, 0) + 1
-        result.newest = [*result.newest[1 - NEWEST :], Quarantined(*(text[:MAX_TEXT] for text in texts))]
+        result.newest = [
+            *result.newest[1 - NEWEST :],
+            Quarantined(game[cut], player[cut], fragment_id[cut], reason[cut]),
+        ]

@@ -20,7 +20,7 @@ from pyspark.sql.streaming.datasource import ReadLimit
 from pyspark.sql.types import StructType
 
 from sparring.aws import sdk
-from sparring.aws.kinesis import IteratorExpired, Kinesis, Page, PositionUnknown, Record
+from sparring.aws.kinesis import IteratorExpired, Kinesis, PositionUnknown, Record, RecordPage
 from sparring.files import write_whole
 
 __all__ = ["KinesisReader", "KinesisSource", "Mark", "Positions", "Reached"]
@@ -186,7 +186,7 @@ class _Reading:
                 time.sleep(POLL)
 
 
-def _lag(page: Page) -> float:
+def _lag(page: RecordPage) -> float:
     """By the stream's own clock where it tells, else by ours: a figure to look at, nothing depends on it."""
     behind = page.millis_behind_latest / 1000
     return max(behind, time.time() - page.records[-1].approximate_arrival_timestamp) if page.records else behind

@@ -1,6 +1,6 @@
 """A store behind a stream: what is appended goes onto the stream, and `sparring ingest` brings it into the store."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 
 import numpy as np
@@ -8,8 +8,10 @@ import numpy as np
 from sparring.experience import Fragment
 from sparring.games import Game
 from sparring.store.arrival import failed
+from sparring.store.profile import Profile, Revision
 from sparring.store.protocol import (
     Episode,
+    EpisodePage,
     NotRegistered,
     Outcome,
     PlayerStats,
@@ -55,6 +57,12 @@ class StreamedStore:
     def registration(self, game: str) -> str:
         return self._store.registration(game)
 
+    def profiles(self) -> dict[str, Profile]:
+        return self._store.profiles()
+
+    def revise(self, game: str, change: Callable[[Revision], Revision]) -> Revision:
+        return self._store.revise(game, change)
+
     def pause(self, game: str, paused: bool) -> None:
         self._store.pause(game, paused)
 
@@ -74,6 +82,9 @@ class StreamedStore:
 
     def quarantine_from(self, source: str, totals: Mapping[str, int], newest: Sequence[Quarantined]) -> None:
         self._store.quarantine_from(source, totals, newest)
+
+    def quarantined(self, game: str, limit: int = 100) -> list[Quarantined]:
+        return self._store.quarantined(game, limit)
 
     def tail(self, game: str, after: int = 0, limit: int = 1000) -> Tail:
         return self._store.tail(game, after, limit)
@@ -104,6 +115,14 @@ class StreamedStore:
 
     def episodes(self, game: str, after: int = 0, limit: int = 1000) -> list[Episode]:
         return self._store.episodes(game, after, limit)
+
+    def newest_episodes(self, game: str, before: int | None = None, limit: int = 100) -> EpisodePage:
+        return self._store.newest_episodes(game, before, limit)
+
+    def episode(
+        self, game: str, cursor: int, first: int = 0, last: int | None = None
+    ) -> tuple[Episode, list[Fragment]] | None:
+        return self._store.episode(game, cursor, first, last)
 
     def close(self) -> None:
         self.producer.close()

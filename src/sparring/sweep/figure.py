@@ -46,7 +46,7 @@ def draw(sweep: Sweep, trials: Sequence[TrialStatus], out: Path) -> None:
     for axes in small[count:]:
         axes.set_visible(False)
     first, stopped = sweep.first, sum(trial.state == "stopped" for trial in shown)
-    title = f"{first.name} on {first.game}: {len(shown)} trials" + (
+    title = f"{first.name} on {first.game_words}: {len(shown)} trials" + (
         f", {stopped} stopped early (dotted, hollow)" if stopped else ""
     )
     figure.suptitle(f"{title}. Best: {trial_name(best.number)}", fontsize=11)

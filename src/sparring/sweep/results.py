@@ -84,7 +84,7 @@ def _write_markdown(sweep: Sweep, path: Path, trials: Sequence[TrialStatus]) -> 
     tune, first = sweep.tune, sweep.first
     head = columns(sweep)
     lines = [
-        f"# {first.name} on {first.game}: {len(trials)} trials",
+        f"# {first.name} on {first.game_words}: {len(trials)} trials",
         "",
         f"By `{tune.metric}` ({tune.mode}), scheduler {tune.scheduler}, search {tune.search}, seed {sweep.seed}.",
         "",

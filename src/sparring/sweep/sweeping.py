@@ -89,7 +89,7 @@ def load_tuning() -> Any:
 
 def _free_directory(sweep: Sweep) -> Path:
     first, number = sweep.first, 1
-    stem = f"{Path(first.game).stem.replace(':', '-')}-{first.name}-sweep".replace("/", "-")
+    stem = f"{Path(first.game_id).stem.replace(':', '-')}-{first.name}-sweep".replace("/", "-")
     while (path := RUNS / f"{stem}-{number}").exists():
         number += 1
     return path

@@ -27,11 +27,10 @@ from ray.tune.trainable.trainable import _TrainingResult  # isort: skip
 __all__ = ["Task", "Trial"]
 
 log = logging.getLogger("sparring.sweep")
-MEMORY = 0.9  # of a GPU's, that its trials divide
 
 
 class Task(msgspec.Struct, frozen=True):
-    """What all trials of a sweep are told."""
+    """What all trials of a sweep have in common."""
 
     sweep: dict[str, Any]  # as in its file
     root: str  # the sweep's directory …
@@ -52,8 +51,9 @@ class Trial(tune.Trainable):  # type: ignore[misc]  # Ray ships no types
     def setup(self, config: dict[str, Any]) -> None:
         os.environ.setdefault("NPROC", "1")  # the learner's CPU; see xla.use_threads
         self._take(config)
-        if 0 < self.task.gpus < 1:  # JAX takes three quarters of a GPU's memory at once, whoever shares it
-            os.environ.setdefault("XLA_PYTHON_CLIENT_MEM_FRACTION", f"{MEMORY * self.task.gpus:.3f}")
+        from sparring.training.devices import use_memory
+
+        use_memory(self.task.gpus)
 
     def reset_config(self, new_config: dict[str, Any]) -> bool:
         """The process goes on with another trial, or with the same one after PBT changed it."""
@@ -72,7 +72,7 @@ class Trial(tune.Trainable):  # type: ignore[misc]  # Ray ships no types
     def step(self) -> dict[str, Any]:
         try:
             return self._step()
-        except Exception as error:  # noqa: BLE001  # whatever it is: the other trials go on, and the sweep tells it
+        except Exception as error:  # noqa: BLE001  # whatever it is: the other trials go on, and the sweep reports it
             self._give_up()
             cause = str(error) if isinstance(error, SparringError) else traceback.format_exc().strip()
             return {"failed": cause[-1500:], "done": True}

@@ -1,5 +1,5 @@
 """Runs a sweep's trials with Ray Tune: its schedulers and searches decide, our journal remembers. Nothing that Tune
-writes is kept or read again: a resumed sweep is told to Tune from the journal and the trials' rows."""
+writes is kept or read again: a resumed sweep is reported to Tune from the journal and the trials' rows."""
 
 import functools
 import logging
@@ -25,7 +25,7 @@ from sparring.sweep.journal import ENDED, Begun, Copied, Journal, TrialStatus, d
 from sparring.sweep.plan import Sweep
 from sparring.sweep.room import Node, learner_gpus, require_room
 from sparring.sweep.trial import Task, Trial
-from sparring.training.loop import asked_to_stop
+from sparring.training.stopping import asked_to_stop
 
 # Tune reads these when it starts.
 os.environ["TUNE_DISABLE_AUTO_CALLBACK_LOGGERS"] = "1"  # a run writes its metrics itself
@@ -40,7 +40,7 @@ from ray.tune.schedulers import ASHAScheduler, FIFOScheduler, PopulationBasedTra
 from ray.tune.search import Searcher
 from ray.tune.search.optuna import OptunaSearch
 
-__all__ = ["Watcher", "gpus_of", "prepare", "run"]
+__all__ = ["OnTrials", "gpus_of", "prepare", "run"]
 
 log = logging.getLogger("sparring.sweep")
 REDUCTION = 3  # ASHA: of three trials at a rung, one goes on
@@ -48,8 +48,8 @@ RETRIES = 2  # of a trial whose process or node is lost; what it raises itself w
 ENDING = 60.0  # seconds that running trials get to end their iteration when the sweep is interrupted
 
 
-class Watcher(Protocol):
-    """Who is told how the trials stand, again and again."""
+class OnTrials(Protocol):
+    """Hears how the trials stand, again and again."""
 
     def __call__(self, trials: Iterable[TrialStatus]) -> None: ...
 
@@ -69,9 +69,9 @@ def gpus_of(sweep: Sweep) -> tuple[float, float]:
     return learner_gpus(sweep, nodes()), sum(node.get("GPU", 0.0) for node in nodes())
 
 
-def run(sweep: Sweep, root: Path, journal: Journal, watcher: Watcher) -> bool:
+def run(sweep: Sweep, root: Path, journal: Journal, watcher: OnTrials) -> bool:
     """Until every trial has ended. False: it was asked to stop before."""
-    logging.getLogger("ray.tune").setLevel(logging.CRITICAL)  # what a person needs of it, we tell
+    logging.getLogger("ray.tune").setLevel(logging.CRITICAL)  # what a person needs of it, we say
     random.seed(sweep.seed)  # PBT draws from it
     task = Task(located(sweep), str(root.resolve()), ray.get_runtime_context().get_node_id(), gpus_of(sweep)[0])
     task_json = msgspec.json.encode(task).decode()
@@ -247,7 +247,7 @@ class _Watch(_Unkept, tune.Callback):  # type: ignore[misc]  # Ray ships no type
     """What Tune does, into the journal."""
 
     def __init__(
-        self, sweep: Sweep, root: Path, journal: Journal, scheduler: Any, watcher: Watcher, asked: threading.Event
+        self, sweep: Sweep, root: Path, journal: Journal, scheduler: Any, watcher: OnTrials, asked: threading.Event
     ) -> None:
         self.root, self.journal, self.scheduler, self.watcher, self.asked = root, journal, scheduler, watcher, asked
         assert sweep.tune.metric is not None

@@ -9,7 +9,7 @@ import numpy as np
 
 from sparring.experience import Fragment
 from sparring.games import Dict, Game
-from sparring.training.learner import StoreLearner
+from sparring.training.store_learner import StoreLearner
 
 __all__ = ["Culprit", "find", "names"]
 

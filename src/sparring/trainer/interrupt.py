@@ -8,10 +8,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
 
-__all__ = ["Interrupted", "TooLong", "catch_signals", "limited", "stopping", "wait"]
+__all__ = ["StopRequested", "TooLong", "catch_signals", "limited", "stopping", "wait"]
 
 
-class Interrupted(BaseException):
+class StopRequested(BaseException):
     """The trainer was told to stop, in the midst of limited work. Not an Exception: games catch those."""
 
 
@@ -44,7 +44,7 @@ def wait(seconds: float) -> None:
 
 @contextmanager
 def limited(seconds: float) -> Iterator[None]:
-    """Inside, Interrupted or TooLong may be raised between any two instructions."""
+    """Inside, StopRequested or TooLong may be raised between any two instructions."""
     global _limited
     if threading.current_thread() is not threading.main_thread():  # which alone gets signals
         yield
@@ -55,7 +55,7 @@ def limited(seconds: float) -> Iterator[None]:
             _limited = True
             signal.setitimer(signal.ITIMER_REAL, seconds, 1.0)  # again each second: a game may have caught the first
             if _stopping:
-                raise Interrupted
+                raise StopRequested
             yield
         finally:
             _limited = False
@@ -70,9 +70,9 @@ def _stop(signum: int, frame: FrameType | None) -> None:
     _stopping = True
     if _limited:
         _limited = False  # raised once: what follows is the last checkpoint
-        raise Interrupted
+        raise StopRequested
 
 
 def _alarm(signum: int, frame: FrameType | None) -> None:
     if _limited:
-        raise Interrupted if _stopping else TooLong
+        raise StopRequested if _stopping else TooLong

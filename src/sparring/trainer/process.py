@@ -15,7 +15,6 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-import jax
 import msgspec
 
 from sparring.api import TrainerStatus
@@ -25,8 +24,13 @@ from sparring.heartbeat import Heartbeat
 from sparring.registry.registry import Registry
 from sparring.runs import checkpoint
 from sparring.store import Store, StoreAway, is_file, open_store
+from sparring.store.family import Family
+from sparring.store.lineage import Lineage
+from sparring.store.profile import Origin, Profile
 from sparring.trainer.game_trainer import GameTrainer, Replaced, Settings, algorithm_name, write_status
-from sparring.trainer.interrupt import Interrupted, catch_signals, stopping, wait
+from sparring.trainer.interrupt import StopRequested, catch_signals, stopping, wait
+from sparring.trainer.settings import for_game, learned_alike
+from sparring.training.xla import use_compilation_cache
 
 __all__ = ["Roster", "main", "run"]
 
@@ -40,16 +44,28 @@ RETRY_AFTER = 30.0, 900.0  # seconds until a game that failed is tried again: at
 UNLOAD_AFTER = 600.0  # seconds without play until a game's learner makes room
 LEAD = 1.0  # seconds of the trainer's time that a game which was idle has ahead of the others
 WAITING = "waiting for play"
+# Seconds until a game is tried again in whose turn the trainer hung, while all others waited: at first, and later.
+HUNG_RETRY = 900.0, 6 * 3600.0
+LEAST_WINDOW = 16 << 20  # bytes of a game's replay window, however many games there are
 DEATHS = 3  # of the trainer in a row, all in one game's turn, after which that game has to wait
 SURVIVED = 60.0  # seconds after which a game's turn did not kill the trainer
 AWAY = 1.0  # seconds until a store that is away is asked again
 
 
-class Place:
+def memory() -> int:
+    """Bytes of this machine, or of the container that we are in."""
+    most = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    with contextlib.suppress(OSError, ValueError):  # no container, or one without a limit: "max"
+        most = min(most, int(Path("/sys/fs/cgroup/memory.max").read_text()))
+    return most
+
+
+class RosterPlace:
     """A game on the roster."""
 
-    def __init__(self, game: Game, directory: Path) -> None:
-        self.game, self.directory = game, directory
+    def __init__(self, game: Game, directory: Path, settings: Settings, play: Lineage) -> None:
+        self.game, self.directory, self.settings, self.play = game, directory, settings, play
+        self.origin: Origin | None = None
         self.trainer: GameTrainer | None = None
         self.proven = checkpoint.exists(directory / "checkpoint")  # it had a learner before
         self.paused = False
@@ -61,19 +77,24 @@ class Place:
         self.failed_at = self.loaded_at = 0.0
         self.deaths = 0  # of the trainer, in this game's turns
         self.status: TrainerStatus | None = None
-        self.told_at = 0.0
+        self.reported_at = 0.0
 
 
 class Roster:
     """All games of a store, and whose turn it is."""
 
-    def __init__(self, data: Path, store: Store, registry: Registry, settings: Settings, address: str) -> None:
+    def __init__(
+        self, data: Path, store: Store, registry: Registry, settings: Settings, address: str, hung: bool = False
+    ) -> None:
+        """`hung`: the trainer before this one was killed because it gave no sign of life."""
         self.data, self.store, self.registry, self.settings, self.address = data, store, registry, settings, address
-        self.places: dict[str, Place] = {}
+        self.hung = hung
+        self.places: dict[str, RosterPlace] = {}
         self.next_list, self.unlisted = 0.0, ""  # when to look which games there are; why that failed
         self.marker, self.marked = data / "trainer.turn", ""  # whose turn it is, should the trainer die in it
         self.died = self._last_death()
         self.clock = 0.0  # `used` of whoever had the last turn
+        self.memory = memory() // 2  # bytes of all replay windows together
         self.loading = 0.0  # `used` of all games that have no learner yet: together they get one game's share
 
     def step(self) -> None:
@@ -109,12 +130,12 @@ class Roster:
     def _last_death(self) -> tuple[str, int]:
         """In whose turn the trainer before this one died, and how many before it did. That may have been
         anybody's kill, so a game has to do it a few times in a row."""
-        with contextlib.suppress(FileNotFoundError, ValueError):
+        with contextlib.suppress(OSError, ValueError):
             deaths, game = self.marker.read_text().split(" ", 1)
             return game, int(deaths) + 1
         return "", 0
 
-    def _mark(self, place: Place) -> None:
+    def _mark(self, place: RosterPlace) -> None:
         words = f"{place.deaths} {place.game.name}"
         if words == self.marked:
             return
@@ -124,19 +145,24 @@ class Roster:
         except OSError as error:
             log.warning("cannot write %s: %s", self.marker, error)
 
-    def _remember_death(self, place: Place) -> None:
+    def _remember_death(self, place: RosterPlace) -> None:
         game, deaths = self.died
-        if game == place.game.name:
-            place.deaths = deaths
-            if deaths >= DEATHS:
-                place.failures = deaths - DEATHS
-                self._fail(place, SparringError(f"the trainer died {deaths} times in a row in this game's turn"))
+        if game != place.game.name:
+            return
+        place.deaths = deaths
+        if self.hung:  # the store may have been at fault, or the machine: not the second time
+            retry = HUNG_RETRY[deaths > 1]
+            self._fail(place, SparringError("the trainer hung in this game's turn until it was killed"), retry)
+        elif deaths >= DEATHS:
+            place.failures = deaths - DEATHS
+            self._fail(place, SparringError(f"the trainer died {deaths} times in a row in this game's turn"))
 
     # Which games there are
 
     def _list(self) -> None:
         try:
             games, paused = {game.name: game for game in self.store.games()}, self.store.paused()
+            profiles = self.store.profiles()
             unreadable = self.store.unreadable()
         except StoreAway:
             raise
@@ -146,6 +172,7 @@ class Roster:
             self.unlisted = str(error)
             return
         self.unlisted = ""
+        family = Family(games.values(), profiles)
         for name in self.places.keys() - games.keys():
             if name in unreadable:  # not deleted: what was learned stays
                 self._set_aside(self.places[name], unreadable[name])
@@ -153,16 +180,24 @@ class Roster:
                 self._remove(self.places.pop(name), "deleted")
         for name, game in games.items():
             place = self.places.get(name)
-            if place is not None and place.game != game:  # deleted, and declared anew
+            profile = profiles.get(name, Profile())
+            settings = for_game(self.settings, profile.settings)
+            if place is not None and place.game.schema != game.schema:  # deleted, and declared anew
                 self._remove(self.places.pop(name), "deleted")
                 place = None
             if place is None:
-                place = self.places[name] = Place(game, self.data / "trainer" / name)
+                play = Lineage(self.store, game, family, profiles)
+                place = self.places[name] = RosterPlace(game, self.data / "trainer" / name, settings, play)
+                place.origin = profile.origin
                 place.used = self.clock
                 self._remember_death(place)
-            self._pause(place, name in paused)
+            elif (place.game, place.settings, place.origin) != (game, settings, profile.origin):
+                place.play, place.origin = Lineage(self.store, game, family, profiles), profile.origin
+                self._revise(place, game, settings)
+            archived = profile.archived
+            self._pause(place, name in paused or archived, "archived" if archived else "paused")
 
-    def _remove(self, place: Place, why: str) -> None:
+    def _remove(self, place: RosterPlace, why: str) -> None:
         place.trainer = None
         shutil.rmtree(place.directory, ignore_errors=True)
         if place.directory.exists():
@@ -170,7 +205,21 @@ class Roster:
         else:
             log.info("%s was %s: what was learned of it is removed", place.game.name, why)
 
-    def _set_aside(self, place: Place, why: str) -> None:
+    def _revise(self, place: RosterPlace, game: Game, settings: Settings) -> None:
+        """Somebody changed the game's settings or declaration. A learner that need not change goes on, another one
+        makes room for its successor, which goes on from its checkpoint as far as that fits."""
+        trainer = place.trainer
+        if trainer is not None and place.game == game and learned_alike(place.settings, settings):
+            trainer.apply(settings)
+        elif trainer is not None:
+            self._unload(place, "settings changed")
+            if place.trainer is not None:  # it cannot be saved now: with the next look
+                return
+        place.game, place.settings = game, settings
+        place.due, place.seen, place.failures, place.status = 0.0, 0, 0, None
+        log.info("%s: its settings changed", game.name)
+
+    def _set_aside(self, place: RosterPlace, why: str) -> None:
         """A game whose declaration cannot be read any more: no turns until it can."""
         state = f"failed: {why}"
         if place.trainer is not None:
@@ -178,21 +227,21 @@ class Roster:
         place.paused = True
         self._tell(place, state)
 
-    def _pause(self, place: Place, paused: bool) -> None:
+    def _pause(self, place: RosterPlace, paused: bool, word: str) -> None:
         if paused and place.trainer is not None:
-            self._unload(place, "paused")
+            self._unload(place, word)
         if paused and not place.paused:
-            log.info("%s: paused", place.game.name)
+            log.info("%s: %s", place.game.name, word)
         if place.paused and not paused:
             place.due = place.seen = 0
             log.info("%s: resumed", place.game.name)
         place.paused = paused
         if paused:
-            self._tell(place, "paused")
+            self._tell(place, word)
 
     # Turns
 
-    def _choose(self, now: float) -> Place | None:
+    def _choose(self, now: float) -> RosterPlace | None:
         """Of those that are due, who had the least of the trainer's time."""
         due = [p for p in self.places.values() if not p.paused and p.due <= now]
         ready = min((p for p in due if p.trainer is not None), key=lambda p: p.used, default=None)
@@ -201,19 +250,20 @@ class Roster:
             return ready or new
         return new if self.loading <= ready.used else ready
 
-    def _meet(self, place: Place) -> None:
+    def _meet(self, place: RosterPlace) -> None:
         """A game without a learner gets one if it is played: a learner takes memory, and seconds to compile."""
-        fragments = self.store.stats(place.game.name).fragments
+        fragments = place.play.count()
         place.due = time.monotonic() + LOOK_EVERY
         if fragments == place.seen:
             self._tell(place, WAITING)
             return
         self._mark(place)
         try:
+            settings = self._within_memory(place.settings)
             place.trainer = GameTrainer(
-                self.store, self.registry, place.directory, place.game, self.settings, self._discard
+                self.store, self.registry, place.directory, place.game, settings, self._discard, place.play
             )
-        except (StoreAway, Interrupted):
+        except (StoreAway, StopRequested):
             raise
         except BaseException as error:  # noqa: BLE001 - as below
             self._fail(place, error)
@@ -221,12 +271,18 @@ class Roster:
         place.used, place.due, place.busy_at = self.clock, 0.0, time.monotonic()
         place.loaded_at = place.busy_at
 
-    def _turn(self, place: Place) -> None:
+    def _within_memory(self, settings: Settings) -> Settings:
+        """A game that comes late gets what the others' windows leave: anybody may declare games of images."""
+        taken = sum(p.trainer.learner.window_limit for p in self.places.values() if p.trainer is not None)
+        room = max(self.memory - taken, LEAST_WINDOW)
+        return msgspec.structs.replace(settings, window_bytes=min(settings.window_bytes, room))
+
+    def _turn(self, place: RosterPlace) -> None:
         assert place.trainer is not None
         self._mark(place)
         try:
             busy = place.trainer.turn()
-        except (StoreAway, Interrupted):
+        except (StoreAway, StopRequested):
             raise
         except Replaced:
             self._remove(self.places.pop(place.game.name), "deleted")  # the next listing has the new one
@@ -248,11 +304,11 @@ class Roster:
         if place.failures and now - place.failed_at > 2 * place.retry:
             place.failures = 0
 
-    def _fail(self, place: Place, error: BaseException) -> None:
-        """It is shown, logged, and tried again from its last checkpoint, each time later."""
+    def _fail(self, place: RosterPlace, error: BaseException, retry: float | None = None) -> None:
+        """It is shown, logged, and tried again from its last checkpoint, each time later or after `retry` seconds."""
         place.trainer = None
         first, most = RETRY_AFTER
-        place.retry = min(first * 2**place.failures, most)
+        place.retry = min(first * 2**place.failures, most) if retry is None else retry
         place.failures += 1
         place.failed_at = time.monotonic()
         place.due, place.seen = place.failed_at + place.retry, 0
@@ -264,11 +320,11 @@ class Roster:
         place.status = None
         self._tell(place, f"failed: {why}")
 
-    def _unload(self, place: Place, state: str) -> None:
+    def _unload(self, place: RosterPlace, state: str) -> None:
         """Saved, and out of memory; what cannot be saved stays in memory, and is tried again."""
         trainer = place.trainer
         assert trainer is not None
-        place.told_at = 0.0
+        place.reported_at = 0.0
         try:
             trainer.checkpoint()
         except Exception as error:  # this game's alone
@@ -279,19 +335,19 @@ class Roster:
         place.trainer, place.proven = None, True
         with contextlib.suppress(StoreAway):  # then with the figures of before
             place.status = trainer.status(state)
-            place.seen = self.store.stats(place.game.name).fragments if state == WAITING else 0
+            place.seen = place.play.count() if state == WAITING else 0
         self._tell(place, state)
 
-    def _tell(self, place: Place, state: str) -> None:
+    def _tell(self, place: RosterPlace, state: str) -> None:
         """What a game without a learner has to say: its last figures, and its state."""
         now = time.monotonic()
         known = place.status
-        if known is not None and known.state == state and now - place.told_at < STATUS_EVERY:
+        if known is not None and known.state == state and now - place.reported_at < STATUS_EVERY:
             return
         if known is None:
-            known = TrainerStatus(place.game.name, algorithm_name(place.game, self.settings), state)
+            known = TrainerStatus(place.game.name, algorithm_name(place.game, place.settings), state)
         place.status = msgspec.structs.replace(known, state=state, updates_per_s=0.0, updated=time.time())
-        place.told_at = now
+        place.reported_at = now
         write_status(place.directory, place.status)
 
     def _discard(self, game: str, ids: Sequence[str], reason: str) -> int:
@@ -310,9 +366,11 @@ def run(
     address: str | None = None,
     registry: str | None = None,
     heartbeat: Heartbeat | None = None,
+    hung: bool = False,
 ) -> None:
     """Trains every game of the store until SIGTERM or SIGINT, or until the process `parent` is gone. `address` and
-    `registry`: of another store and registry than the directory's own. `heartbeat`: for who watches us."""
+    `registry`: of another store and registry than the directory's own. `heartbeat`: for who watches us. `hung`: see
+    `Roster`."""
     heartbeat = heartbeat or Heartbeat(None)
 
     def over() -> bool:
@@ -325,12 +383,12 @@ def run(
         heartbeat.beat()
         wait(POLL)
     with contextlib.closing(open_store(address, readonly=True)) as store:
-        roster = Roster(data, store, Registry(registry or data / "registry"), settings, address)
+        roster = Roster(data, store, Registry(registry or data / "registry"), settings, address, hung)
         try:
             while not over():
                 heartbeat.beat()
                 roster.step()
-        except Interrupted:  # out of an evaluation, whose game's state is as it was before
+        except StopRequested:  # out of an evaluation, whose game's state is as it was before
             pass
         finally:
             log.info("stopping")
@@ -345,13 +403,13 @@ def main(words: list[str] | None = None) -> None:
     parser.add_argument("--settings", default="{}", help="Settings as JSON")
     parser.add_argument("--registry", help="where to publish; default: DATA/registry")
     parser.add_argument("--beat", type=int, help="a pipe's number, for signs of life")
+    parser.add_argument("--hung", action="store_true", help="the trainer before this one hung, and was killed")
     args = parser.parse_args(words)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(message)s")
-    jax.config.update("jax_compilation_cache_dir", str(args.data / "cache" / "jax"))  # type: ignore[no-untyped-call]
-    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.2)  # type: ignore[no-untyped-call]  # JAX's
+    use_compilation_cache(args.data / "cache" / "jax")
     catch_signals()
     settings = msgspec.json.decode(args.settings, type=Settings)
-    run(args.data, settings, args.parent, args.store, args.registry, Heartbeat(args.beat))
+    run(args.data, settings, args.parent, args.store, args.registry, Heartbeat(args.beat), args.hung)
 
 
 if __name__ == "__main__":

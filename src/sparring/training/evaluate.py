@@ -8,7 +8,7 @@ import numpy as np
 from sparring.errors import InputError
 from sparring.games.vector import Separate
 from sparring.networks.policy import Policy
-from sparring.runs.metrics import INFOS, Episode, Row, info_means
+from sparring.runs.metrics import INFOS, PlayedEpisode, Row, info_means
 
 __all__ = ["LONGEST", "play", "summary"]
 
@@ -27,19 +27,22 @@ def play(
     endless: int = LONGEST,
     warn: bool = True,
     on_episode: Callable[[int], object] = lambda ended: None,
-) -> list[Episode]:
+) -> list[PlayedEpisode]:
     """Episodes of at most `longest` steps, and `endless` in a game without a time limit of its own. `on_episode` hears
-    how many have ended. Every environment plays a fixed share: taking the first to finish would count short episodes
-    more often than long ones."""
+    how many have ended. The same seed has the same episodes in the same order, whoever plays them. Every environment
+    plays a fixed share: taking the first to finish would count short episodes more often than long ones."""
     game = policy.game
     if game.env is None:
-        raise InputError(f"{game.name} is a declared game: it cannot be simulated, so not evaluated here")
+        raise InputError(
+            f"{game.name} is a declared game: it cannot be simulated, so not evaluated here "
+            "(`sparring eval --env ID` plays it in a Gymnasium game that has the same spaces)"
+        )
     environments = Separate(game, min(episodes, ABREAST))
     count = environments.count
     share = np.array([len(range(i, episodes, count)) for i in range(count)])
     rng = np.random.default_rng(seed)
     longest = longest if environments.has_time_limit else min(longest, endless)
-    ended: list[Episode] = []
+    ended: list[tuple[int, int, PlayedEpisode]] = []  # with the environment's share that is left, and its number
     try:
         obs = environments.reset(seed)
         returns, lengths, over = np.zeros(count), np.zeros(count, int), np.zeros(count, bool)
@@ -55,22 +58,24 @@ def play(
                 over[i] = True
             for i in np.flatnonzero(over).tolist():
                 if share[i]:
-                    ended.append(Episode(float(returns[i]), int(lengths[i]), step.infos.get(i, {}), bool(cut[i])))
+                    episode = PlayedEpisode(float(returns[i]), int(lengths[i]), step.infos.get(i, {}), bool(cut[i]))
+                    ended.append((-int(share[i]), i, episode))
                     share[i] -= 1
                     on_episode(len(ended))
                 returns[i], lengths[i] = 0.0, 0
     finally:
         environments.close()
-    if warn and (count := sum(episode.cut for episode in ended)):
+    played = [episode for _, _, episode in sorted(ended, key=lambda each: each[:2])]
+    if warn and (count := sum(episode.cut for episode in played)):
         log.warning(
             "%d of %d episodes of %s were cut after %d steps: their returns are those until there",
             count, episodes, game.name, longest,
         )  # fmt: skip
-    return ended
+    return played
 
 
-def summary(played: Sequence[tuple[float, int] | Episode]) -> Row:
-    episodes = [Episode(*each) for each in played]
+def summary(played: Sequence[tuple[float, int] | PlayedEpisode]) -> Row:
+    episodes = [PlayedEpisode(*each) for each in played]
     returns = np.array([episode.ret for episode in episodes])
     names = sorted({name for episode in episodes for name in episode.info})
     infos = info_means(episodes, names[:INFOS], "evaluation")

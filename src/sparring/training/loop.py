@@ -3,8 +3,7 @@ metrics on the way. `train` begins a run, `resume` continues one."""
 
 import logging
 import math
-import signal
-import threading
+import shutil
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, closing, contextmanager
@@ -16,26 +15,28 @@ import numpy as np
 
 from sparring.callbacks import Callback, CallbackError, Progress, Registered
 from sparring.errors import GameError, InputError, SparringError, Unrenderable
-from sparring.experiment import Experiment, override, read, write
+from sparring.experiment import CHANGEABLE, Experiment, changed_key, override, read, unchangeable, write
 from sparring.export import onnx, weights
 from sparring.files import write_whole
 from sparring.games import Game, catalog
 from sparring.games.spec import Array
+from sparring.metering.sampler import Sampler
 from sparring.networks.policy import Policy
 from sparring.runs import checkpoint, sinks, video
 from sparring.runs.live_view import Silent, View
 from sparring.runs.metrics import Row
-from sparring.runs.run import BEST, NO_POLICY, Best, Run, is_run, new_directory
+from sparring.runs.run import BEST, NO_POLICY, Best, Run, find_run, is_run, new_directory
 from sparring.training.choose import trainee_class
+from sparring.training.devices import use_affinity
 from sparring.training.evaluate import LONGEST, play, summary
 from sparring.training.protocol import Trainee
+from sparring.training.stopping import asked_to_stop
 
-__all__ = ["INTERRUPTED", "Interrupted", "Loop", "begin", "reopen", "resume", "train"]
+__all__ = ["INTERRUPTED", "Interrupted", "Loop", "begin", "reopen", "restore", "resume", "train"]
 
 log = logging.getLogger("sparring.training")
 INTERRUPTED = 75  # exit code after SIGTERM or Ctrl-C: a checkpoint was written, --resume goes on (EX_TEMPFAIL)
-# of an experiment that has begun
-CHANGEABLE = ("stop", "evaluation", "checkpoint", "runner", "resources", "callbacks", "metrics")
+ESTIMATE_AFTER = 10.0  # seconds of training before energy is estimated: getting ready for it takes some
 ENDLESS = 4.0  # see `Loop._endless`
 SHORTEST = 100  # steps that an evaluation's episode has in any case
 RECENT = 20  # episodes that must have ended before their mean return can stop a run without evaluation
@@ -88,6 +89,44 @@ def resume(
     return reopen(path, changes, view, same=True, callbacks=callbacks).run()
 
 
+def restore(target: str, out: Path | None = None, changes: Iterable[str] = (), view: View | None = None) -> Run:
+    """Trains a new run that begins with another run's checkpoint, and its rows until there.
+
+    :param target: `RUN`, whose newest checkpoint it is, or `RUN@ITERATION`.
+    :param out: The new directory; None: the next free one under runs/.
+    :param changes: As for `resume`.
+    :param view: As for `train`.
+    :returns: The new run.
+    :raises InputError: there is no such run or checkpoint, or a change is not possible; nothing was written.
+    """
+    path = _copy(target, out)
+    try:
+        loop = reopen(path, changes, view, same=True)
+    except BaseException:
+        shutil.rmtree(path)
+        raise
+    return loop.run()
+
+
+def _copy(target: str, out: Path | None) -> Path:
+    if (found := find_run(target)) is None:
+        raise InputError(f"{target} is not a run directory: it has no experiment.yaml")
+    run, which = found
+    saved = {str(int(path.name)): path for path in run.checkpoints()}
+    if not saved or (which not in (None, "last") and which not in saved):
+        kept = ", ".join(saved) or "none"
+        raise InputError(f"{target}: a training goes on from a checkpoint, and the run keeps these iterations: {kept}")
+    chosen = list(saved.values())[-1] if which in (None, "last") else saved[str(which)]
+    saved_state = checkpoint.load(chosen)  # it may be damaged
+    experiment = msgspec.structs.replace(run.experiment, out=None if out is None else str(out))
+    path = new_directory(experiment, catalog.load(experiment.game).name)
+    checkpoint.save(path / "checkpoints" / chosen.name, *saved_state)
+    rows = [row for row in run.rows() if row["iteration"] <= int(chosen.name)]
+    write_whole(path / "metrics.jsonl", b"".join(msgspec.json.encode(row) + b"\n" for row in rows))
+    write(path / "experiment.yaml", msgspec.structs.replace(experiment, out=str(path)))  # last: now it is a run
+    return path
+
+
 def begin(experiment: Experiment, view: View | None = None, callbacks: Iterable[Callback] = ()) -> "Loop":
     """A new run that has not played yet."""
     experiment = Experiment.parse(experiment.to_builtins())  # Python checks no types
@@ -101,6 +140,7 @@ def begin(experiment: Experiment, view: View | None = None, callbacks: Iterable[
         registered = Registered(callbacks, experiment, path)
         for name in experiment.metrics:
             sinks.find(name)
+        sampler = create_sampler(experiment)
         trainee = create_trainee(experiment, game, path / "workers")
         trainee.prepare()  # before anything is written: it may refuse
     except BaseException:
@@ -113,7 +153,7 @@ def begin(experiment: Experiment, view: View | None = None, callbacks: Iterable[
     except FileExistsError as error:
         raise InputError(f"another training began in {path} meanwhile: choose another directory (out)") from error
     write(path / "experiment.yaml", experiment)
-    return Loop(Run(path), experiment, trainee, view or Silent(), registered)
+    return Loop(Run(path), experiment, trainee, view or Silent(), registered, sampler)
 
 
 def reopen(
@@ -136,8 +176,9 @@ def reopen(
         experiment = Experiment.parse(override(experiment.to_builtins(), changes))
     game = catalog.load(experiment.game)
     registered = Registered(callbacks, experiment, path)
+    sampler = create_sampler(experiment)
     trainee = create_trainee(experiment, game, path / "workers")
-    loop = Loop(run, experiment, trainee, view or Silent(), registered)
+    loop = Loop(run, experiment, trainee, view or Silent(), registered, sampler)
     try:
         if saved := run.checkpoints():
             loop.restore(saved[-1], same)
@@ -158,18 +199,44 @@ def resolve(experiment: Experiment, game: Game) -> Experiment:
 
 
 def create_trainee(experiment: Experiment, game: Game, logs: Path) -> Trainee:
+    if game.env is None and experiment.source == "simulate":
+        raise InputError(
+            f"{game.name} is a declared game, which cannot be simulated. Learn it from recorded play: "
+            "`source: store`, `store:` the data directory of `sparring up` (--set source=store --set store=DIRECTORY)"
+        )
     if game.env is None and experiment.evaluation.every:
-        raise InputError(f"{game.name} is a declared game: it cannot be simulated, so not evaluated (evaluation.every)")
+        raise InputError(
+            f"{game.name} is a declared game, which cannot be simulated, so not evaluated: set evaluation.every to 0"
+        )
     if experiment.checkpoint.video:
         video.require(game)
+    if experiment.resources.actor_gpus and experiment.runner == "local":
+        raise InputError(
+            "resources.actor_gpus is for `runner: ray`: workers on this machine play with NumPy, on its CPUs"
+        )
+    use_affinity(experiment.resources.affinity)  # before there are threads and workers
     return trainee_class(experiment)(experiment, game, logs)
+
+
+def create_sampler(experiment: Experiment) -> Sampler | None:
+    m = experiment.metering
+    return Sampler(m.every, m.meter, m.estimate, estimate_after=ESTIMATE_AFTER) if m.every else None
 
 
 class Loop:
     """One process's part of a run: from where it stands to where it stops. `run` does it all; whoever wants to decide
     between iterations calls `open`, `step`, `save` and `close`. From here to `close` the run's directory is ours."""
 
-    def __init__(self, run: Run, experiment: Experiment, trainee: Trainee, view: View, callbacks: Registered) -> None:
+    def __init__(
+        self,
+        run: Run,
+        experiment: Experiment,
+        trainee: Trainee,
+        view: View,
+        callbacks: Registered,
+        sampler: Sampler | None = None,
+    ) -> None:
+        self.sampler = sampler
         self.held = ExitStack()
         self.held.enter_context(run.alone())
         self.callbacks, self.row = callbacks, Row()  # the row is the newest
@@ -187,8 +254,8 @@ class Loop:
             arrays, meta = checkpoint.load(path)
         except InputError as error:
             older = [str(each) for each in self.directory.checkpoints() if each < path]
-            raise InputError(f"{error}" + (f". To go on from {older[-1]}, remove it" if older else "")) from error
-        if same and (changed := difference(meta.get("experiment", {}), unchangeable(self.experiment))) is not None:
+            raise InputError(f"{error}" + (f". To resume from {older[-1]}, remove it" if older else "")) from error
+        if same and (changed := changed_key(meta.get("experiment", {}), unchangeable(self.experiment))) is not None:
             raise InputError(
                 f"{self.directory.path / 'experiment.yaml'} was changed: {changed}. "
                 f"A run that has begun can only change {', '.join(CHANGEABLE)}"
@@ -240,6 +307,8 @@ class Loop:
         self.held.enter_context(self.view.show(self.experiment, self.directory))
         if (network := self.trainee.network()) is not None:
             self.view.say(f"network for {network}")
+        if self.sampler is not None:
+            self.held.enter_context(self.sampler)
         self.held.callback(self.trainee.close)
         with self.game_log():
             self.trainee.open(self.states)
@@ -300,7 +369,7 @@ class Loop:
             began = time.perf_counter()
             row |= self._evaluate()
             row["time/evaluate_s"] = time.perf_counter() - began
-        return row
+        return row if self.sampler is None else row | self.sampler.take()
 
     def _evaluate(self) -> Row:
         evaluation, policy = self.experiment.evaluation, self.trainee.policy()
@@ -420,39 +489,3 @@ class Loop:
 def packed(policy: Policy) -> Array:
     """A policy's file as an array, so that a checkpoint's hash covers it."""
     return np.frombuffer(weights.save(policy), np.uint8)
-
-
-def unchangeable(experiment: Experiment) -> dict[str, Any]:
-    return {key: value for key, value in experiment.to_builtins().items() if key not in (*CHANGEABLE, "out")}
-
-
-def difference(before: Any, now: Any, path: str = "") -> str | None:
-    """The first key of `before` that is something else now; keys that are new since do not count."""
-    if not isinstance(before, dict) or not isinstance(now, dict):
-        return None if before == now else f"{path} was {before!r}, is {now!r}"
-    found = (difference(value, now.get(key), f"{path}.{key}" if path else key) for key, value in before.items())
-    return next((each for each in found if each is not None), None)
-
-
-@contextmanager
-def asked_to_stop() -> Iterator[threading.Event]:
-    """Set by the first SIGTERM or Ctrl-C: the iteration is finished and saved. The second ends us as ever."""
-    asked = threading.Event()
-    if threading.current_thread() is not threading.main_thread():
-        yield asked  # signals are the main thread's
-        return
-    before = {s: signal.getsignal(s) for s in (signal.SIGTERM, signal.SIGINT)}
-
-    def stop(signum: int, frame: Any) -> None:
-        asked.set()
-        log.warning("finishing this iteration and writing a checkpoint; once more to end at once")
-        for s, handler in before.items():  # shells start what runs in the background with Ctrl-C ignored
-            signal.signal(s, signal.SIG_DFL if handler == signal.SIG_IGN else handler)
-
-    for s in before:
-        signal.signal(s, stop)
-    try:
-        yield asked
-    finally:
-        for s, handler in before.items():
-            signal.signal(s, handler)

@@ -7,6 +7,7 @@ from sparring.algorithms.protocol import Algorithm
 from sparring.errors import InputError
 from sparring.experience import Fragment
 from sparring.experiment import Experiment
+from sparring.export.same_forms import require_same_forms
 from sparring.games import Game
 from sparring.networks.policy import Policy
 from sparring.runs.metrics import Row
@@ -62,6 +63,7 @@ class Offline(OffPolicy):
         pass  # nobody plays
 
     def prepare(self) -> None:
+        require_same_forms(self.policy())
         assert self.experiment.store is not None
         store = open_store(self.experiment.store, readonly=True)
         try:

@@ -53,7 +53,7 @@ class Trainee(Protocol):
 
     @abstractmethod
     def network(self) -> str | None:
-        """The policy's network in words, for people; none: it cannot be told."""
+        """The policy's network in words, for people; none: it cannot be described."""
 
     @abstractmethod
     def open(self, states: States | None = None) -> None:

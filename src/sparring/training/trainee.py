@@ -8,7 +8,7 @@ from typing import Any, cast
 import jax
 import msgspec
 import numpy as np
-from jax.sharding import Mesh, NamedSharding
+from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from sparring import algorithms
@@ -17,6 +17,7 @@ from sparring.algorithms.replay import END, TERMINAL, Replay, encode_action, enc
 from sparring.algorithms.trajectories import Trajectories
 from sparring.errors import InputError
 from sparring.experiment import Experiment
+from sparring.export.same_forms import require_same_forms
 from sparring.games import Box, Game
 from sparring.games.spec import Array
 from sparring.launch import load_ray
@@ -24,6 +25,7 @@ from sparring.networks.defaults import describe, kind_of
 from sparring.rollout.pool import Block, Source, open_source, plan_for
 from sparring.runs.checkpoint import flatten
 from sparring.runs.metrics import Episodes, Phases, Row
+from sparring.training import devices
 from sparring.training.learner import Learner
 from sparring.training.protocol import States, Trainee
 from sparring.training.xla import use_compilation_cache, use_precision, use_threads
@@ -32,18 +34,6 @@ __all__ = ["AlgorithmTrainee", "OffPolicy", "OnPolicy"]
 
 log = logging.getLogger("sparring.training")
 FUSED_BYTES = 64 << 20  # of batches at most for one call
-
-
-def device_mesh(count: int) -> Mesh | None:
-    if count == 1:
-        return None
-    found = jax.devices()
-    if len(found) < count:
-        raise InputError(
-            f"resources.devices is {count}, JAX has {len(found)} ({found[0].platform}): lower it. "
-            f"To try it out on CPUs: XLA_FLAGS=--xla_force_host_platform_device_count={count}"
-        )
-    return Mesh(np.array(found[:count]), ("device",))
 
 
 class AlgorithmTrainee(Learner, Trainee):
@@ -58,12 +48,13 @@ class AlgorithmTrainee(Learner, Trainee):
         use_precision(experiment.precision)
         use_threads(algorithm, experiment.rollout.workers if experiment.runner == "local" else 0)
         self._check_source(experiment, algorithm)
+        chosen = devices.choose(experiment.resources)
         super().__init__(algorithm, experiment.seed)
         self.experiment, self.logs = experiment, logs
         self.phases, self.episodes = Phases(), Episodes()
-        self.mesh = device_mesh(experiment.resources.devices)
+        self.devices, self.mesh = len(chosen), devices.mesh(chosen)
         self.lag = 0
-        self.masked = False  # whether it was told that masks are ignored
+        self.masked = False  # whether it was logged that masks are ignored
         self.source: Source | None = None
 
     @classmethod
@@ -90,6 +81,7 @@ class AlgorithmTrainee(Learner, Trainee):
 
     def prepare(self) -> None:
         self._require_cluster()
+        require_same_forms(self.policy())
 
     def network(self) -> str | None:
         layers = self.algorithm.layers
@@ -193,8 +185,8 @@ class OffPolicy(AlgorithmTrainee):
                 f"algorithm.replay is {c.replay} rows, one block of play has {rows}: "
                 "enlarge it, or lower rollout.envs or rollout.steps"
             )
-        if c.batch % experiment.resources.devices:
-            raise InputError(f"algorithm.batch ({c.batch}) is not a multiple of resources.devices: make it one")
+        if c.batch % self.devices:
+            raise InputError(f"algorithm.batch ({c.batch}) is not a multiple of {self.devices} devices: make it one")
         self.debt = 0.0  # updates that play so far allows and that were not made yet
         row_bytes = 2 * c.batch * self.replay.obs[0].nbytes
         per_block = round(rollout.envs * self.block_steps * c.updates_per_step)
@@ -283,10 +275,10 @@ class OnPolicy(AlgorithmTrainee):
                 f"algorithm.steps ({wanted}) is not a multiple of the {self.streams} environments "
                 f"(rollout.workers × rollout.envs): make it one"
             )
-        if self.streams % experiment.resources.devices:
+        if self.streams % self.devices:
             raise InputError(
-                f"the {self.streams} environments (rollout.workers × rollout.envs) are not a multiple of "
-                "resources.devices: make them one"
+                f"the {self.streams} environments (rollout.workers × rollout.envs) are not a multiple of the "
+                f"{self.devices} devices (resources.devices or gpu): make them one"
             )
         self.block_steps = wanted // self.streams
 

@@ -14,11 +14,12 @@ __all__ = ["use_compilation_cache", "use_precision", "use_threads"]
 SMALL = 8e6  # multiplications of a layer for one batch below which a second thread only costs
 
 
-def use_compilation_cache() -> None:
-    """The second start of an experiment need not compile again. Before anything is compiled: JAX looks only once."""
+def use_compilation_cache(directory: Path | None = None) -> None:
+    """The second start need not compile again. Before anything is compiled: JAX looks only once. Who names a place
+    himself (`JAX_COMPILATION_CACHE_DIR`) is not overruled."""
     if jax.config.jax_compilation_cache_dir is None:  # type: ignore[attr-defined]  # JAX makes these at run time
-        cache = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "sparring" / "jax"
-        jax.config.update("jax_compilation_cache_dir", str(cache))  # type: ignore[no-untyped-call]
+        home = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "sparring" / "jax"
+        jax.config.update("jax_compilation_cache_dir", str(directory or home))  # type: ignore[no-untyped-call]
         jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)  # type: ignore[no-untyped-call]
 
 

@@ -14,7 +14,8 @@ from sparring.errors import InputError, SparringError
 from sparring.experience import wire
 from sparring.experience.fragment import Fragment
 from sparring.games import Game
-from sparring.registry.manifest import Manifest
+from sparring.registry.ab import AbTests
+from sparring.registry.manifest import Manifest, Serving
 
 __all__ = ["ModelSource", "Refused", "SchemaMismatch", "Transport", "Unavailable", "UnknownGame", "Upload"]
 __all__ += ["UploadTooLarge"]
@@ -127,6 +128,15 @@ class ModelSource(Protocol):
     def latest(self, game: str, model: str, etag: str | None) -> tuple[Manifest, str | None] | None:
         """The newest version and a tag to ask with next time; none: nothing new since `etag`, or nothing at all."""
 
+    def serving(self, game: str, model: str, etag: str | None) -> tuple[Serving, str | None] | None:
+        """What players get, and a tag as for `latest`; none: nothing new since `etag`."""
+
+    def alias(self, game: str, model: str, alias: str, etag: str | None) -> tuple[Manifest, str | None] | None:
+        """The version that an alias names; none: nothing new since `etag`. InputError: there is no such alias."""
+
+    def ab(self, game: str, etag: str | None) -> tuple[AbTests, str | None] | None:
+        """The game's A/B tests, and a tag as for `latest`; none: nothing new since `etag`."""
+
     def manifest(self, game: str, model: str, version: int) -> Manifest:
         """Of a certain version."""
 
@@ -193,6 +203,15 @@ class _NoModels:
         self._why = why
 
     def latest(self, game: str, model: str, etag: str | None) -> tuple[Manifest, str | None] | None:
+        raise self._why
+
+    def serving(self, game: str, model: str, etag: str | None) -> tuple[Serving, str | None] | None:
+        raise self._why
+
+    def alias(self, game: str, model: str, alias: str, etag: str | None) -> tuple[Manifest, str | None] | None:
+        raise self._why
+
+    def ab(self, game: str, etag: str | None) -> tuple[AbTests, str | None] | None:
         raise self._why
 
     def manifest(self, game: str, model: str, version: int) -> Manifest:

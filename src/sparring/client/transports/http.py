@@ -4,7 +4,7 @@ Unavailable; only a Sparring server's own no is Refused."""
 import email.utils
 import time
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, TypedDict, TypeVar, Unpack
 from urllib.parse import quote, unquote, urlsplit, urlunsplit
 
 import msgspec
@@ -24,7 +24,8 @@ from sparring.client.transports.base import (
 )
 from sparring.errors import InputError
 from sparring.games import Game
-from sparring.registry.manifest import Manifest
+from sparring.registry.ab import AbTests
+from sparring.registry.manifest import DEFAULT_MODEL, STABLE, Manifest, Serving
 
 __all__ = ["Answer", "HttpConnection", "HttpTransport"]
 
@@ -38,6 +39,16 @@ MSGPACK = {"Content-Type": "application/msgpack", "Accept": "application/msgpack
 GZIPPED = {"Content-Type": "application/msgpack", "Content-Encoding": "gzip"}
 # Said by proxies and by a server that may let us in later: no judgement on what was sent.
 PASSING = (401, 403, 407, 408, 425, 429)
+
+
+class RequestOptions(TypedDict, total=False):
+    """Of a request."""
+
+    body: bytes | None
+    headers: dict[str, str] | None
+    limit: int  # bytes of the answer
+    timeout: float | None  # seconds; none: the connection's
+    query: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,33 +88,17 @@ class HttpConnection:
         self.timeout = timeout
         self._pool = urllib3.PoolManager(maxsize=4, retries=False)
 
-    def request(
-        self,
-        method: str,
-        *path: str,
-        body: bytes | None = None,
-        headers: dict[str, str] | None = None,
-        limit: int = MAX_ANSWER,
-        timeout: float | None = None,
-        query: str = "",
-    ) -> Answer:
+    def request(self, method: str, *path: str, **options: Unpack[RequestOptions]) -> Answer:
         """`path` parts come after /v1 and are quoted here. Raises Refused or Unavailable, nothing else."""
-        answer = self.fetch(method, "v1", *path, body=body, headers=headers, limit=limit, timeout=timeout, query=query)
+        answer = self.fetch(method, "v1", *path, **options)
         self._judge(answer)
         return answer
 
-    def fetch(
-        self,
-        method: str,
-        *path: str,
-        body: bytes | None = None,
-        headers: dict[str, str] | None = None,
-        limit: int = MAX_ANSWER,
-        timeout: float | None = None,
-        query: str = "",
-    ) -> Answer:
+    def fetch(self, method: str, *path: str, **options: Unpack[RequestOptions]) -> Answer:
         """Any answer, whatever its status. Raises Unavailable when there is none."""
-        url = "/".join((self.url, *(quote(part, safe="") for part in path))) + query
+        url = "/".join((self.url, *(quote(part, safe="") for part in path))) + options.get("query", "")
+        body, headers, limit = options.get("body"), options.get("headers"), options.get("limit", MAX_ANSWER)
+        timeout = options.get("timeout")
         seconds = self.timeout if timeout is None else timeout
         try:
             try:
@@ -203,6 +198,15 @@ class HttpTransport(Transport):
             raise
 
     def act(self, game: Game, ask: Act) -> Actions:
+        try:
+            return self._act(game, ask)
+        except Refused as error:  # an older gateway does not know who plays, and gives all players the same
+            later = error.status == 422 and "unknown field" in str(error) and ask.alias is None
+            if not later or (ask.player is None and ask.episode is None):
+                raise
+        return self._act(game, msgspec.structs.replace(ask, player=None, episode=None))
+
+    def _act(self, game: Game, ask: Act) -> Actions:
         body = msgspec.msgpack.encode(ask)
         return self.connection.request("POST", "games", game.name, "act", body=body, headers=MSGPACK).decode(Actions)
 
@@ -218,20 +222,67 @@ class GatewayModels:
 
     def __init__(self, connection: HttpConnection) -> None:
         self._connection = connection
+        self.schema: str | None = None  # of the game whose models are asked for: it may have several generations
+
+    @property
+    def _query(self) -> str:
+        return "" if self.schema is None else f"?schema={self.schema}"
 
     def latest(self, game: str, model: str, etag: str | None) -> tuple[Manifest, str | None] | None:
         headers = {} if etag is None else {"If-None-Match": etag}
         try:
-            answer = self._connection.request("GET", "games", game, "models", model, "latest", headers=headers)
+            answer = self._connection.request(
+                "GET", "games", game, "models", model, "latest", headers=headers, query=self._query
+            )
         except Refused as error:
             if error.status == 404:
                 return None  # none published yet
             raise
         return None if answer.status == 304 else (answer.decode(Manifest), answer.headers.get("etag"))
 
+    def serving(self, game: str, model: str, etag: str | None) -> tuple[Serving, str | None] | None:
+        """An older gateway knows `latest` only, which is what all of its players get."""
+        headers = {} if etag is None else {"If-None-Match": etag}
+        try:
+            answer = self._connection.request(
+                "GET", "games", game, "models", model, "serving", headers=headers, query=self._query
+            )
+        except Refused as error:
+            if error.status != 404:
+                raise
+            found = self.latest(game, model, etag)
+            return None if found is None else (Serving(found[0]), found[1])
+        if answer.status == 304:
+            return None
+        serving: Serving = answer.decode(Serving)
+        if serving.stable is None and model != DEFAULT_MODEL:  # the answer to this one says which models there are
+            self._connection.request("GET", "games", game, "models", model, "latest")
+        return serving, answer.headers.get("etag")
+
+    def alias(self, game: str, model: str, alias: str, etag: str | None) -> tuple[Manifest, str | None] | None:
+        headers = {} if etag is None else {"If-None-Match": etag}
+        path = (
+            ("games", game, "models", model, "latest")
+            if alias == STABLE
+            else ("games", game, "models", model, "aliases", alias)
+        )
+        answer = self._connection.request("GET", *path, headers=headers, query=self._query)
+        return None if answer.status == 304 else (answer.decode(Manifest), answer.headers.get("etag"))
+
+    def ab(self, game: str, etag: str | None) -> tuple[AbTests, str | None] | None:
+        """An older gateway has none."""
+        headers = {} if etag is None else {"If-None-Match": etag}
+        try:
+            answer = self._connection.request("GET", "games", game, "ab", headers=headers)
+        except Refused as error:
+            if error.status != 404:
+                raise
+            return AbTests(), None
+        return None if answer.status == 304 else (answer.decode(AbTests), answer.headers.get("etag"))
+
     def manifest(self, game: str, model: str, version: int) -> Manifest:
         path = ("games", game, "models", model, str(version), "manifest")
-        return self._connection.request("GET", *path).decode(Manifest)
+        return self._connection.request("GET", *path, query=self._query).decode(Manifest)
 
     def file(self, manifest: Manifest, name: str, limit: int) -> bytes:
         path = ("games", manifest.game.name, "models", manifest.model, str(manifest.version), "files", name)
@@ -245,7 +296,7 @@ def _problem(answer: Answer) -> Problem | None:
     try:
         return msgspec.json.decode(answer.body, type=Problem)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
-        return None  # a proxy's page: the caller tells the status
+        return None  # a proxy's page: the caller reports the status
 
 
 def _retry_after(value: str | None) -> float | None:

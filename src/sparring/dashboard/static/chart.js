@@ -3,7 +3,7 @@
 import { clock, count, day, number, plural } from "./format.js";
 
 const SVG = "http://www.w3.org/2000/svg";
-const MARGIN = { top: 24, right: 18, bottom: 28, left: 50 };
+const MARGIN = { top: 36, right: 18, bottom: 28, left: 50 };
 // A curve's point as the API sends it.
 const [TIME, STEPS, MEAN, LOW, HIGH, EPISODES, VERSION] = [0, 1, 2, 3, 4, 5, 6];
 const RECENT = 20; // episodes behind a point of the line: as many as behind the "mean return" figure
@@ -13,23 +13,29 @@ const TIME_STEPS = [
   HOUR, 2 * HOUR, 3 * HOUR, 6 * HOUR, 12 * HOUR, DAY, 2 * DAY, 7 * DAY, 14 * DAY, 28 * DAY, 91 * DAY, 364 * DAY,
 ];
 
+const NEAR = 10; // pixels between versions' dots; nearer ones become one …
+const SPREAD = 30; // … which stands for so many pixels at most
+
+// `series`: names of the lines, in the order in which they are drawn and described.
 export class Curve {
-  constructor(plot, svg, tip, readout) {
+  constructor(plot, svg, tip, readout, series) {
     Object.assign(this, { plot, svg, tip, readout });
     this.axis = "time";
-    this.points = [];
+    this.points = []; // of all lines, as [line, point], in the order of time
     this.versions = [];
+    this.roles = {}; // version → "stable", "candidate"
     this.marked = null; // the version pointed at in the table
     this.cursor = null; // index of the point pointed at
     this.grid = append(svg, "g", "grid");
     this.marks = append(svg, "g", "marks");
-    this.band = append(svg, "path", "band");
-    this.line = append(svg, "path", "mean");
-    this.end = append(svg, "circle", "end");
+    this.pointer = append(svg, "g", "pointer");
+    this.lines = series.map((name) => ({ name, points: [], band: append(svg, "path", `band ${name}`) }));
+    for (const line of this.lines) line.path = append(svg, "path", `mean ${line.name}`);
+    for (const line of this.lines) line.end = append(svg, "circle", `end ${line.name}`);
+    for (const line of this.lines) line.end.setAttribute("r", 4);
     this.cross = append(svg, "g", "cross");
     this.crossLine = append(this.cross, "line");
     this.crossDot = append(this.cross, "circle");
-    this.end.setAttribute("r", 4);
     this.crossDot.setAttribute("r", 4.5);
     this.cross.setAttribute("visibility", "hidden");
     new ResizeObserver(() => this.draw()).observe(plot);
@@ -40,10 +46,13 @@ export class Curve {
     plot.addEventListener("keydown", (event) => this.key(event));
   }
 
-  // `until`: where a time axis ends, if later than the last point.
-  show(points, versions, until) {
-    Object.assign(this, { points: smooth(points), versions, until });
-    if (this.cursor !== null && this.cursor >= points.length) this.leave();
+  // `bins`: by line. `until`: where a time axis ends, if later than the last point.
+  show(bins, versions, roles, until) {
+    for (const line of this.lines) line.points = smooth(bins[line.name]);
+    const all = this.lines.flatMap((line) => line.points.map((p) => [line, p]));
+    all.sort(([, a], [, b]) => a[TIME] - b[TIME] || a[STEPS] - b[STEPS]);
+    Object.assign(this, { points: all, versions, roles, until });
+    if (this.cursor !== null && this.cursor >= all.length) this.leave();
     this.draw();
   }
 
@@ -54,7 +63,7 @@ export class Curve {
 
   mark(version) {
     this.marked = version;
-    this.drawMarks();
+    this.drawPointer();
   }
 
   draw() {
@@ -66,23 +75,28 @@ export class Curve {
     svg.setAttribute("viewBox", `0 0 ${this.width} ${this.height}`);
     this.scale();
     this.drawGrid();
-    const edge = (column) => points.map((p) => [this.x(p), this.y(p[column])]);
-    const mean = edge(MEAN);
-    this.line.setAttribute("d", path(mean));
-    this.band.setAttribute("d", path([...edge(HIGH), ...edge(LOW).reverse()]) + "Z");
-    place(this.end, ...mean.at(-1).map(round));
+    for (const line of this.lines) this.drawLine(line);
     this.drawMarks();
+    this.drawPointer();
     if (this.cursor !== null) this.drawCursor();
     svg.setAttribute("aria-label", this.summary());
   }
 
+  drawLine({ points, path: shape, band, end }) {
+    const edge = (column) => points.map((p) => [this.x(p), this.y(p[column])]);
+    const mean = edge(MEAN);
+    shape.setAttribute("d", path(mean));
+    band.setAttribute("d", points.length ? path([...edge(HIGH), ...edge(LOW).reverse()]) + "Z" : "");
+    end.setAttribute("visibility", points.length ? "visible" : "hidden");
+    if (points.length) place(end, ...mean.at(-1).map(round));
+  }
+
   scale() {
-    const { points } = this;
+    const points = this.points.map(([, p]) => p);
     const byTime = this.axis === "time";
     const of = byTime ? (p) => p[TIME] : (p) => p[STEPS];
-    const last = points.at(-1);
-    const from = of(points[0]);
-    const to = Math.max(byTime ? Math.max(last[TIME], this.until ?? 0) : last[STEPS], from + 10);
+    const from = Math.min(...points.map(of));
+    const to = Math.max(...points.map(of), byTime ? (this.until ?? 0) : 0, from + 10);
     const left = MARGIN.left, right = this.width - MARGIN.right;
     this.at = (value) => left + (Math.min(Math.max((value - from) / (to - from), 0), 1)) * (right - left);
     this.x = (p) => this.at(of(p));
@@ -117,36 +131,72 @@ export class Curve {
     });
   }
 
+  // Versions are dots above the curves; those that would touch are one larger dot.
   drawMarks() {
-    if (!this.points.length || !this.at) return;
-    const groups = pool(this.marks, this.versions.length, () => "g");
+    const clusters = this.clusters();
+    const groups = pool(this.marks, clusters.length, () => "g");
     let free = Infinity; // labels go from the newest to the oldest, where there is room
-    for (let i = this.versions.length - 1; i >= 0; i--) {
-      const { version, created } = this.versions[i];
+    for (let i = clusters.length - 1; i >= 0; i--) {
+      const { first, last, from, to, size, role } = clusters[i];
       const group = groups[i];
-      if (!group.firstChild) {
-        append(group, "line");
-        append(group, "text");
-      }
-      const x = round(this.at(this.axis === "time" ? created : stepsAt(this.points, created)));
-      const text = `v${version}`;
-      const half = 5 + text.length * 3.6;
-      const marked = version === this.marked;
-      const fits = x + half < free || marked;
-      if (fits) free = x - half;
-      set(group.firstChild, { x1: x, x2: x, y1: MARGIN.top - 6, y2: this.height - MARGIN.bottom });
-      label(group.lastChild, fits ? text : "", Math.min(x, this.width - half), MARGIN.top - 11, "middle");
-      group.setAttribute("class", marked ? "mark marked" : "mark");
-      group.dataset.version = version;
+      if (!group.firstChild) for (const tag of ["circle", "text", "title"]) append(group, tag);
+      const [dot, text, title] = group.children;
+      const x = (from + to) / 2;
+      place(dot, round(x), MARGIN.top - 9);
+      dot.setAttribute("r", round(Math.min(3 + Math.log2(size), 7)));
+      const name = first === last ? `v${first}` : `v${first}–${last}`;
+      const half = 12 + name.length * 3.4;
+      const middle = Math.min(Math.max(x, half), this.width - half);
+      const fits = middle + half < free;
+      if (fits) free = middle - half;
+      label(text, fits ? name : "", round(middle), MARGIN.top - 20, "middle");
+      const hint = size === 1 ? name : `${name}: ${size} versions`;
+      if (title.textContent !== hint) title.textContent = hint;
+      group.setAttribute("class", `mark ${role}`);
     }
+  }
+
+  clusters() {
+    const found = [];
+    for (const { version, created } of this.versions) {
+      const x = this.atTime(created);
+      const role = this.roles[version] ?? "";
+      const before = found.at(-1);
+      if (before && x - before.to < NEAR && x - before.from < SPREAD) {
+        Object.assign(before, { last: version, to: Math.max(x, before.to), size: before.size + 1, role: role || before.role });
+      } else found.push({ first: version, last: version, from: x, to: x, size: 1, role });
+    }
+    return found;
+  }
+
+  atTime(time) {
+    return this.at(this.axis === "time" ? time : stepsAt(this.points.map(([, p]) => p), time));
+  }
+
+  // A version that is pointed at in the table.
+  drawPointer() {
+    const row = this.points.length && this.at ? this.versions.find(({ version }) => version === this.marked) : null;
+    this.pointer.setAttribute("visibility", row ? "visible" : "hidden");
+    if (!row) return;
+    if (!this.pointer.firstChild) for (const tag of ["line", "rect", "text"]) append(this.pointer, tag);
+    const [line, ground, text] = this.pointer.children;
+    const x = round(this.atTime(row.created));
+    const name = `v${row.version}`;
+    const half = 5 + name.length * 3.6;
+    const middle = Math.min(x, this.width - half);
+    set(line, { x1: x, x2: x, y1: MARGIN.top - 9, y2: this.height - MARGIN.bottom });
+    set(ground, { x: round(middle - half), y: 0, width: round(2 * half), height: MARGIN.top - 17 });
+    label(text, name, middle, MARGIN.top - 20, "middle");
   }
 
   point(event) {
     if (!this.points.length) return;
-    const x = event.clientX - this.plot.getBoundingClientRect().left;
+    const bounds = this.plot.getBoundingClientRect();
+    const [x, y] = [event.clientX - bounds.left, event.clientY - bounds.top];
+    const far = ([, p]) => Math.abs(this.x(p) - x) + Math.abs(this.y(p[MEAN]) - y) / 1000; // of equals the nearer line
     let nearest = 0;
     this.points.forEach((p, i) => {
-      if (Math.abs(this.x(p) - x) < Math.abs(this.x(this.points[nearest]) - x)) nearest = i;
+      if (far(p) < far(this.points[nearest])) nearest = i;
     });
     this.cursor = nearest;
     this.drawCursor();
@@ -162,7 +212,7 @@ export class Curve {
     event.preventDefault();
     this.cursor = Math.min(Math.max(next, 0), last);
     this.drawCursor();
-    this.readout.textContent = this.describe(this.points[this.cursor]).join(", ");
+    this.readout.textContent = this.describe(...this.points[this.cursor]).join(", ");
   }
 
   leave() {
@@ -172,12 +222,13 @@ export class Curve {
   }
 
   drawCursor() {
-    const p = this.points[this.cursor];
+    const [line, p] = this.points[this.cursor];
     const [x, y] = [round(this.x(p)), round(this.y(p[MEAN]))];
     this.cross.setAttribute("visibility", "visible");
+    this.cross.setAttribute("class", `cross ${line.name}`);
     set(this.crossLine, { x1: x, x2: x, y1: MARGIN.top, y2: this.height - MARGIN.bottom });
     place(this.crossDot, x, y);
-    const lines = this.describe(p);
+    const lines = this.describe(line, p);
     const parts = pool(this.tip, lines.length, () => "p", document.createElement.bind(document));
     lines.forEach((text, i) => (parts[i].textContent = text));
     this.tip.hidden = false;
@@ -187,21 +238,24 @@ export class Curve {
     this.tip.style.transform = `translate(${Math.max(0, Math.min(side, room))}px, ${up}px)`;
   }
 
-  describe(p) {
+  describe(line, p) {
+    const others = this.lines.filter((other) => other !== line && other.points.length);
+    const then = (other) => other.points.findLast((q) => q[TIME] <= p[TIME]);
     return [
-      `mean ${number(p[MEAN])}`,
+      `${line.name}: mean ${number(p[MEAN])}`,
       `${number(p[LOW])} to ${number(p[HIGH])} in ${plural(p[EPISODES], "episode")}`,
-      p[VERSION] === null ? "played without a bot" : `played with v${p[VERSION]}`,
+      ...(p[VERSION] === null ? [] : [`played by v${p[VERSION]}`]),
+      ...others.filter(then).map((other) => `${other.name}: mean ${number(then(other)[MEAN])}`),
       `${this.domain[1] - this.domain[0] > DAY ? day(p[TIME]) + " " : ""}${clock(p[TIME])}, ${count(p[STEPS])} steps`,
     ];
   }
 
   summary() {
-    const [first, last] = [this.points[0], this.points.at(-1)];
-    return (
-      `Mean return per episode, from ${number(first[MEAN])} to ${number(last[MEAN])} ` +
-      `over ${count(last[STEPS])} steps; ${plural(this.versions.length, "version")} published.`
-    );
+    const changes = this.lines
+      .filter(({ points }) => points.length)
+      .map(({ name, points }) => `${name} from ${number(points[0][MEAN])} to ${number(points.at(-1)[MEAN])}`);
+    const [, last] = this.points.at(-1);
+    return `Mean return per episode, ${changes.join(", ")} over ${count(last[STEPS])} steps; ${plural(this.versions.length, "version")} published.`;
   }
 }
 

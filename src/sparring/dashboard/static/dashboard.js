@@ -1,33 +1,41 @@
 // The page: follows one game's live events and shows them. What comes from the server reaches the document as text only,
 // never as markup: players choose their own names.
 
+import { AbTests } from "./ab.js";
 import { Curve, pastRates, sparkline } from "./chart.js";
-import { NONE, ago, bytes, count, duration, number, percent, plural, signed } from "./format.js";
+import { $, expandable, fill, getJson as ask, say, tell } from "./dom.js";
+import { NONE, ago, bytes, count, duration, number, plural, signed } from "./format.js";
+import { Life } from "./life.js";
+import { Serving } from "./serving.js";
+import { Settings } from "./settings.js";
+import { showTrainer } from "./trainer.js";
 
 const SERVER = new URL(".", location.href).href.replace(/\/$/, "");
 const FIRST_GAME = "CartPole-v1"; // what the page proposes to play when there is no game yet
 const ACTIVE = 30; // seconds since a player was seen; the API's `active_players` counts the same way
 const SILENCE = 15; // seconds without an event (one is due each second) after which a connection counts as dead
+const GAMES = "v1/games?archived=true";
 const SPAN = 120; // seconds of the sparkline
-const ROWS = 7; // of a table before "show all"
 
-const $ = (id) => document.getElementById(id);
-const curve = new Curve($("plot"), $("curve"), $("tip"), $("readout"));
+const curve = new Curve($("plot"), $("curve"), $("tip"), $("readout"), ["bots", "people"]);
+const serving = new Serving(now, paint);
+const tests = new AbTests(now, paint);
+const settings = new Settings(paint);
+const life = new Life(paint, moved, link);
 
 const state = {
-  games: [],
+  games: [], // also those that are archived
   game: null,
   snapshot: null,
   skew: 0, // the server's clock minus ours
   rates: [], // [time, steps per second]
-  expanded: new Set(),
   attempt: 0, // number of the current connection; answers to earlier ones are ignored
   failures: 0,
   stream: null,
   heard: 0,
 };
 
-// --- the address: #game=NAME&x=steps
+// --- the address: #game=NAME&x=steps&view=manage
 
 function address() {
   return new URLSearchParams(location.hash.slice(1));
@@ -39,6 +47,15 @@ function remember(key, value) {
   history.replaceState(null, "", "#" + hash);
 }
 
+// Of another game, or of another view of this one.
+function link(game, view = address().get("view")) {
+  const hash = address();
+  hash.set("game", game);
+  if (view) hash.set("view", view);
+  else hash.delete("view");
+  return "#" + hash;
+}
+
 // --- the connection: games, then a first snapshot, then events; from the beginning again whenever something breaks
 
 async function connect() {
@@ -47,7 +64,7 @@ async function connect() {
   state.stream = null;
   state.heard = performance.now();
   try {
-    const games = await getJson("v1/games");
+    const games = await getJson(GAMES);
     if (attempt !== state.attempt) return;
     const game = choose(games);
     if (game !== state.game) Object.assign(state, { game, snapshot: null, rates: [] });
@@ -64,12 +81,11 @@ async function connect() {
   }
 }
 
-async function getJson(path) {
-  const answer = await fetch(path, { cache: "no-store", signal: AbortSignal.timeout(10_000) });
-  if (!answer.ok) throw new Error(`the server answered ${answer.status}`);
-  const date = Date.parse(answer.headers.get("date")); // a snapshot's own time may be old, when nobody plays
-  if (date) state.skew = (date + 500 - Date.now()) / 1000;
-  return answer.json();
+function getJson(path) {
+  return ask(path, (answer) => {
+    const date = Date.parse(answer.headers.get("date")); // a snapshot's own time may be old, when nobody plays
+    if (date) state.skew = (date + 500 - Date.now()) / 1000;
+  });
 }
 
 function follow(game, attempt) {
@@ -126,17 +142,30 @@ function announce(text) {
 
 function choose(games) {
   state.games = games;
-  const names = games.map((game) => game.name);
-  const select = $("game");
-  const shown = [...select.options].map((option) => option.value);
-  if (shown.join("\n") !== names.join("\n")) select.replaceChildren(...names.map((name) => new Option(name, name)));
+  const listed = games.filter(({ archived }) => !archived);
   const wanted = address().get("game");
-  const game = names.includes(wanted) ? wanted : (names[0] ?? null);
+  const found = games.find(({ name }) => name === wanted) ?? games.find(({ names }) => names.includes(wanted)) ?? listed[0] ?? games[0];
+  const game = found?.name ?? null;
+  const select = $("game");
+  const shown = JSON.stringify(games.map(({ name, archived }) => [name, archived]));
+  if (select.dataset.shown !== shown) {
+    const options = (some) => some.map(({ name }) => new Option(name, name));
+    const away = Object.assign(document.createElement("optgroup"), { label: "Archived" });
+    away.append(...options(games.filter(({ archived }) => archived)));
+    select.replaceChildren(...options(listed), ...(away.childElementCount ? [away] : []));
+    select.dataset.shown = shown;
+  }
   if (game !== null) select.value = game;
-  $("games").hidden = names.length < 2;
-  $("title").classList.toggle("unseen", names.length > 1);
+  $("games").hidden = games.length < 2;
+  $("title").classList.toggle("unseen", games.length > 1);
   say($("title"), game ?? "");
   return game;
+}
+
+// The game is called something else from now on, or is gone.
+function moved(name) {
+  if (name !== null) remember("game", name);
+  connect();
 }
 
 $("game").addEventListener("change", (event) => {
@@ -147,28 +176,50 @@ $("game").addEventListener("change", (event) => {
 addEventListener("hashchange", () => {
   readAxis();
   if (address().get("game") !== state.game) connect();
+  else paint();
 });
 
 // --- painting, at most once a frame and never in a hidden tab
 
 let due = 0;
 function paint() {
-  if (state.snapshot) document.title = `${number(state.snapshot.return_mean)} · ${state.game} · Sparring`;
+  const { people, bots } = state.snapshot ?? {};
+  if (bots) document.title = `${number(bots.return_mean ?? people.return_mean)} · ${state.game} · Sparring`;
   due ||= requestAnimationFrame(() => {
     due = 0;
-    const busy = state.snapshot?.stats.steps > 0;
-    document.body.dataset.view = busy ? "busy" : "empty";
-    if (busy) show(state.snapshot);
-    else showEmpty(state.games.find((game) => game.name === state.game));
+    const { snapshot } = state;
+    const info = state.games.find(({ name }) => name === state.game);
+    const managing = Boolean(snapshot && info) && address().get("view") === "manage";
+    const busy = snapshot && (snapshot.stats.steps > 0 || snapshot.stats.rejected > 0 || snapshot.latest !== null);
+    document.body.dataset.view = managing ? "manage" : busy ? "busy" : "empty";
+    showViews(info, managing);
+    if (snapshot) tests.follow(snapshot.game, managing);
+    if (snapshot && info) life.know(snapshot, info);
+    if (managing) showManaged(snapshot);
+    else if (busy) show(snapshot);
+    else showEmpty(info);
   });
-}
-
-function say(element, text) {
-  if (element.textContent !== text) element.textContent = text;
 }
 
 function now() {
   return Date.now() / 1000 + state.skew;
+}
+
+function showViews(info, managing) {
+  $("views").hidden = !info;
+  $("archived").hidden = !info?.archived;
+  if (!info) return;
+  for (const [id, view, current] of [["view-play", null, !managing], ["view-manage", "manage", managing]]) {
+    $(id).href = link(info.name, view);
+    if (current) $(id).setAttribute("aria-current", "page");
+    else $(id).removeAttribute("aria-current");
+  }
+  $("ab-link").href = link(info.name, "manage");
+}
+
+function showManaged(snapshot) {
+  settings.follow(snapshot);
+  life.follow(state.games);
 }
 
 function showEmpty(game) {
@@ -192,30 +243,38 @@ function showCommand(parts) {
 }
 
 function show(snapshot) {
+  const { people, bots, versions, trainer } = snapshot;
+  serving.follow(snapshot);
   showFigures(snapshot);
+  serving.showRejected(snapshot.stats.rejected);
   $("curve-empty").hidden = snapshot.curve.length > 0;
-  curve.show(snapshot.curve, snapshot.versions, snapshot.active_players ? snapshot.time : undefined);
+  $("key-people").hidden = !people.episodes;
+  $("key-bots").hidden = !bots.episodes;
+  $("key-versions").hidden = !versions.length;
+  curve.show({ people: people.curve, bots: bots.curve }, versions, serving.roles, snapshot.active_players ? snapshot.time : undefined);
+  tell($("behind"), trainer?.lag && !snapshot.paused ? `${plural(trainer.lag, "fragment")} not learned from yet` : "");
   sparkline($("spark"), state.rates, now(), SPAN);
-  showVersions(snapshot.versions);
+  showVersions(versions);
   showPlayers(snapshot);
-  showTrainer(snapshot.trainer, snapshot.paused);
+  showTrainer(trainer, snapshot.paused, now());
   showStream(snapshot.stream);
 }
 
 function showFigures(s) {
-  figure("return-mean", number(s.return_mean), s.return_mean);
-  say($("return-note"), s.episodes ? `newest ${Math.min(s.episodes, 20)} of ${plural(s.episodes, "episode")}` : "no episode finished yet");
-  figure("return-best", number(s.return_best), s.return_best);
+  for (const name of ["bots", "people"]) {
+    const { episodes, return_mean: mean, return_best: best } = s[name];
+    figure(`${name}-mean`, number(mean), mean);
+    const newest = `newest ${Math.min(episodes, 20)} of ${plural(episodes, "episode")}`;
+    say($(`${name}-note`), !episodes ? "no episode finished yet" : best === null ? newest : `${newest}, best ${number(best)}`);
+  }
   figure("latest", s.latest === null ? NONE : `v${s.latest}`);
-  say($("latest-age"), s.published === null ? "none published yet" : ago(now() - s.published));
+  say($("latest-age"), s.published === null ? "play at random" : `published ${ago(now() - s.published)}`);
   figure("active", count(s.active_players));
   say($("players-total"), `of ${count(s.stats.players)} so far`);
   figure("steps", count(s.stats.steps), s.stats.steps);
-  say($("fragments"), `in ${plural(s.stats.fragments, "fragment")}`);
-  $("fragments").title = bytes(s.stats.bytes);
+  say($("steps-apart"), `${count(s.people.steps)} people’s, ${count(s.bots.steps)} bots’`);
+  $("steps-apart").title = `in ${plural(s.stats.fragments, "fragment")}, ${bytes(s.stats.bytes)}`;
   figure("rate", count(s.steps_per_s), s.steps_per_s);
-  $("rejected").hidden = !s.stats.rejected;
-  say($("rejected"), `${plural(s.stats.rejected, "fragment")} rejected so far: kept out of the training data, and the sender was told why.`);
 }
 
 function figure(id, text, exact) {
@@ -229,19 +288,27 @@ function showVersions(versions) {
   const [low, high] = [Math.min(0, ...known), Math.max(0, ...known)];
   $("versions").hidden = rows.length === 0;
   $("versions-empty").hidden = rows.length > 0;
-  fill("versions", "version-row", rows, (cell, row) => {
-    cell("name", `v${row.version}`).parentElement.dataset.version = row.version;
+  fill("versions", rows, (cell, row) => {
+    const role = serving.roles[row.version] ?? "";
+    const files = serving.path(`models/bot/${row.version}`);
+    cell("link", `v${row.version}`).href = `${files}/files/card.md`;
+    cell("name").parentElement.dataset.version = row.version;
+    tell(cell("role"), role);
     cell("age", ago(now() - row.created)).title = new Date(row.created * 1000).toLocaleString("en-GB");
     cell("seen", count(row.steps)).title = row.steps.toLocaleString("en-GB");
     cell("evaluation", number(row.evaluation));
     cell("played", count(row.played));
     cell("value", number(row.return_mean));
+    cell("margin", row.margin === null ? "" : ` ± ${number(row.margin)}`);
     cell("gauge").hidden = row.return_mean === null;
     const share = row.return_mean === null || high === low ? 0 : (row.return_mean - low) / (high - low);
     cell("gauge").style.setProperty("--share", share.toFixed(3));
     const delta = cell("change", row.change === null ? NONE : signed(row.change));
     delta.classList.toggle("up", row.change > 0);
     delta.classList.toggle("down", row.change < 0);
+    cell("onnx").href = `${files}/files/policy.onnx`;
+    cell("manifest").href = `${files}/manifest`;
+    cell("promote").hidden = role === "stable";
   });
 }
 
@@ -253,34 +320,20 @@ function change(versions, i) {
 }
 
 function showPlayers({ players, stats }) {
-  fill("players", "player-row", players, (cell, row) => {
+  fill("players", players, (cell, row) => {
     const age = now() - row.last_seen;
     cell("who", row.player).title = row.player;
     cell("name").parentElement.classList.toggle("active", age < ACTIVE);
-    cell("steps", count(row.steps)).title = row.steps.toLocaleString("en-GB");
+    cell("kind", row.kind);
+    cell("steps", count(row.steps)).title = `${row.steps.toLocaleString("en-GB")}, ${row.bot_steps.toLocaleString("en-GB")} of them by bots`;
+    for (const name of ["person", "bot"]) {
+      const { episodes, return_mean: mean } = row[name];
+      cell(`${name}-return`, number(mean)).title = episodes ? `newest ${Math.min(episodes, 20)} of ${plural(episodes, "episode")}` : "";
+    }
     cell("age", ago(age));
   });
   if (stats.players > players.length) say($("players-title"), `Players: newest ${players.length} of ${count(stats.players)}`);
   else say($("players-title"), "Players");
-}
-
-function showTrainer(trainer, paused) {
-  $("trainer").hidden = trainer === null;
-  $("trainer-empty").hidden = trainer !== null;
-  say($("trainer-algorithm"), trainer?.algorithm ?? "");
-  say($("trainer-empty"), paused ? "Training is paused. Play is still stored." : "No trainer works on this game.");
-  if (trainer === null) return;
-  const silent = now() - trainer.updated;
-  const told = paused ? "paused" : trainer.state;
-  const stalled = silent > SILENCE && !/^(stopped|failed|paused)/.test(told);
-  say($("trainer-state"), told + (stalled ? `, silent for ${duration(silent)}` : ""));
-  $("trainer-state").dataset.tone = /^failed|cannot publish/.test(told) || stalled ? "bad" : told;
-  say($("trainer-updates"), `${count(trainer.updates)}, ${number(trainer.updates_per_s)} per second`);
-  say($("trainer-loss"), number(trainer.loss));
-  say($("trainer-exploration"), trainer.exploration === null ? NONE : percent(trainer.exploration));
-  say($("trainer-evaluation"), number(trainer.evaluation));
-  say($("trainer-window"), plural(trainer.window, "transition"));
-  say($("trainer-lag"), trainer.lag ? plural(trainer.lag, "fragment") : "none");
 }
 
 // The way from the stream to the store, where there is one: how far it is behind.
@@ -293,31 +346,7 @@ function showStream(stream) {
   say($("stream"), `Stream ${stream.stream}: ${job}; ${plural(stream.steps, "step")} from ${plural(stream.records, "record")}, ${count(stream.rejected)} rejected${stream.missing ? `, ${duration(stream.missing)} of play lost: the stream forgot it unread` : ""}.`);
 }
 
-// Rows of a table, made from a template once and then only rewritten where a text changed.
-function fill(id, template, rows, write) {
-  const body = $(id).tBodies[0];
-  const visible = state.expanded.has(id) ? rows : rows.slice(0, ROWS);
-  while (body.rows.length > visible.length) body.deleteRow(-1);
-  while (body.rows.length < visible.length) body.append($(template).content.cloneNode(true));
-  visible.forEach((row, i) => {
-    const cell = (name, text) => {
-      const element = body.rows[i].getElementsByClassName(name)[0];
-      if (text !== undefined) say(element, text);
-      return element;
-    };
-    write(cell, row);
-  });
-  const more = $(`${id}-more`);
-  more.hidden = rows.length <= ROWS;
-  say(more, state.expanded.has(id) ? "show fewer" : `show all ${rows.length}`);
-}
-
-for (const id of ["versions", "players"]) {
-  $(`${id}-more`).addEventListener("click", () => {
-    if (!state.expanded.delete(id)) state.expanded.add(id);
-    paint();
-  });
-}
+expandable(["versions", "players", "moves", "rejections", "ended"], paint);
 
 $("versions").addEventListener("pointerover", (event) => {
   curve.mark(Number(event.target.closest("tbody tr")?.dataset.version) || null);
@@ -357,7 +386,7 @@ setInterval(() => {
 // A new game may appear while another one is watched.
 setInterval(async () => {
   if ($("status").dataset.state !== "live" || state.game === null) return;
-  const games = await getJson("v1/games").catch(() => null); // the stream notices a server that is away
+  const games = await getJson(GAMES).catch(() => null); // the stream notices a server that is away
   if (games && choose(games) !== state.game) connect();
 }, 10_000);
 

@@ -1,5 +1,5 @@
 """Uploads of fragments, the hot path: bounded reading, decoding, the check, and the store's group commit. What is
-acknowledged is on disk; what is refused is told per fragment, and noted in quarantine."""
+acknowledged is on disk; what is rejected is reported per fragment, and noted in quarantine."""
 
 import asyncio
 import functools
@@ -21,7 +21,7 @@ from sparring.experience.wire import JsonFragment
 from sparring.games import Game
 from sparring.gateway.endpoint import JSON, MSGPACK, Budget, HTTPProblem, answer, media_type, read_body
 from sparring.gateway.openapi import Operation
-from sparring.gateway.prometheus import Metrics
+from sparring.gateway.prometheus import PrometheusMetrics
 from sparring.gateway.routes.games import CARTPOLE, WRITES, Games
 from sparring.store.protocol import Outcome, Store
 
@@ -61,7 +61,9 @@ class Checked:
     places: list[int] | None = None  # none: all of them were good, in order
     rejected: list[Rejected] = field(default_factory=list)
     senders: list[str] = field(default_factory=list)  # the players of `rejected`
-    ignored: list[str] = field(default_factory=list)  # names of fields that we do not know
+    ignored: dict[str, int] = field(default_factory=dict)  # fields that we do not know, and who has them first
+    notes: list[str] = field(default_factory=list)  # about them, for people
+    game: Game | None = None  # the generation that they are of
 
 
 class Uploads:
@@ -69,7 +71,7 @@ class Uploads:
         self,
         store: Store,
         games: Games,
-        metrics: Metrics,
+        metrics: PrometheusMetrics,
         limits: Limits,
         budget: Budget,
         changed: Callable[[str, int, int], None],
@@ -116,7 +118,7 @@ class Uploads:
                 raise
             if outcomes:
                 self._failure = None
-        response = await self._respond(game, batch, outcomes, size)
+        response = await self._respond(batch.game or game, batch, outcomes, size)
         self._metrics.ack.observe(time.perf_counter() - started)
         return response
 
@@ -137,14 +139,22 @@ class Uploads:
         limits = self._limits
         body = wire.decompress(body, encoding, limits.json if kind == JSON else limits.decompressed)
         if kind == JSON:
-            batch = _check(game, wire.decode_json(body, game, limits.fragments), limits)
+            rows = wire.parse_json(body, limits.fragments)
+            schema = next((row.schema for row in rows if not isinstance(row, str)), None)
+            game = self._games.family.find(game.name, schema) or game
+            batch = _check(game, wire.from_rows(rows, game), limits)
         else:
             if (count := _array_length(body)) is not None:
                 _limit_count(count, limits)  # before memory is taken for them
-            batch = _check(game, wire.decode(body), limits)
+            game, fragments = self._games.family.adopt(game, wire.decode(body))
+            batch = _check(game, fragments, limits)
+        batch.game = game
         if not batch.good:
             return batch, len(body), None
         batch.ignored = wire.unknown_fields(body, json=kind == JSON)
+        if kind == JSON:
+            bad = {rejected.index for rejected in batch.rejected}
+            batch.notes = [wire.unknown_note(name, i) for name, i in batch.ignored.items() if i not in bad]
         return batch, len(body), self._store.submit(batch.good)
 
     async def _respond(self, game: Game, batch: Checked, outcomes: list[Outcome], size: int) -> Response:
@@ -164,21 +174,22 @@ class Uploads:
             self._changed(game.name, stored, steps)
         if stored + duplicates:
             ignored = [name[:MAX_TEXT] for name in batch.ignored]
-            return answer(Uploaded(stored, duplicates, rejected, ignored or msgspec.UNSET))
+            pace, notes = self._games.settings(game.name).pace or msgspec.UNSET, batch.notes or msgspec.UNSET
+            return answer(Uploaded(stored, duplicates, rejected, ignored or msgspec.UNSET, pace, notes))
         statuses = {r.status for r in rejected}
         status = statuses.pop() if len(statuses) == 1 else 422
-        count = f"all {len(rejected)} fragments were refused, the first: " if len(rejected) > 1 else ""
+        count = f"all {len(rejected)} fragments were rejected, the first: " if len(rejected) > 1 else ""
         raise HTTPProblem(status, f"{count}{rejected[0].reason}", rejected=rejected)
 
     def _quarantine(self, game: str, batch: Checked) -> None:
         try:
             for rejected, player in zip(batch.rejected, batch.senders, strict=True):
                 self._store.quarantine(game, player, rejected.id, rejected.reason)
-        except OSError as error:  # the answer, which tells what was stored, matters more than the note
-            log.warning("%s: %d refused fragments are not in quarantine: %s", game, len(batch.rejected), error)
+        except OSError as error:  # the answer, which says what was stored, matters more than the note
+            log.warning("%s: %d rejected fragments are not in quarantine: %s", game, len(batch.rejected), error)
 
 
-def _check(game: Game, found: list[Fragment] | list[Fragment | str], limits: Limits) -> Checked:
+def _check(game: Game, found: list[Fragment] | list[Fragment | wire.Unfit], limits: Limits) -> Checked:
     _limit_count(len(found), limits)
     fragments = [f for f in found if isinstance(f, Fragment)]
     reasons = validate.check(game, fragments)
@@ -194,13 +205,13 @@ def _check(game: Game, found: list[Fragment] | list[Fragment | str], limits: Lim
             batch.places.append(place)
             continue
         wrong_schema = isinstance(f, Fragment) and f.game == game.name and f.schema != game.schema
-        _reject(batch, place, None if isinstance(f, str) else f, 409 if wrong_schema else 422, reason or "")
+        _reject(batch, place, f, 409 if wrong_schema else 422, reason or "")
     return batch
 
 
-def _reject(batch: Checked, place: int, f: Fragment | None, status: int, reason: str) -> None:
-    batch.rejected.append(Rejected(place, f.id[:MAX_TEXT] if f else "", status, reason[:MAX_TEXT]))
-    batch.senders.append(f.player[:MAX_TEXT] if f else "")
+def _reject(batch: Checked, place: int, f: Fragment | wire.Unfit, status: int, reason: str) -> None:
+    batch.rejected.append(Rejected(place, f.id[:MAX_TEXT], status, reason[:MAX_TEXT]))
+    batch.senders.append(f.player[:MAX_TEXT])
 
 
 def _reject_conflicts(batch: Checked, outcomes: list[Outcome]) -> None:
@@ -253,6 +264,7 @@ EXAMPLE_UPLOAD = [
         "obs": [[0.0, 0.0, 0.0, 0.0], [0.0, 0.2, 0.0, -0.3]],
         "action": [1],
         "reward": [1.0],
+        "terminated": True,
     }
 ]
 
@@ -263,7 +275,7 @@ def operations(parts: "Parts") -> list[Operation]:
             "POST",
             "/v1/games/{game}/fragments",
             parts.lifecycle.upload,
-            "Upload fragments: stored for good once answered; those refused are listed, the others are stored",
+            "Upload fragments: stored for good once answered; those rejected are listed, the others are stored",
             {JSON: Uploaded},
             {MSGPACK: list[Fragment], JSON: list[JsonFragment]},
             {200: "At least one fragment is stored, now or since an earlier upload"},
@@ -271,5 +283,6 @@ def operations(parts: "Parts") -> list[Operation]:
             headers={"Content-Encoding": {"enum": [*ENCODINGS[1:]], "description": "none: identity"}},
             example=EXAMPLE_UPLOAD,
             body_limits={"minItems": 1, "maxItems": parts.limits.fragments},
+            shared="game",
         )
     ]

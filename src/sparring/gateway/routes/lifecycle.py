@@ -74,6 +74,7 @@ class Lifecycle:
         if not NAME.fullmatch(name):
             raise HTTPProblem(404, f"there is no game {name[:100]!r} here: see GET /v1/games")
         known = await self._games.has(name)
+        name = found.name if (found := self._games.family.find(name)) is not None else name
         self._deleting.add(name)
         try:
             if known:
@@ -108,7 +109,7 @@ class Lifecycle:
         try:
             return await self._uploads.upload(request)
         except NotRegistered:
-            if name in {game.name for game in await self._games.all()}:
+            if await self._games.has(name):
                 raise
             self._remember(name)  # another gateway deleted it
             self._forget(name)

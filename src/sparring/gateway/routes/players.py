@@ -7,9 +7,9 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
+from sparring.api import PlayerRow
 from sparring.gateway.endpoint import JSON, answer
 from sparring.gateway.openapi import Operation
-from sparring.store.protocol import PlayerStats
 
 if TYPE_CHECKING:
     from sparring.gateway.parts import Parts
@@ -28,8 +28,10 @@ class Erased(msgspec.Struct, frozen=True):
 def operations(parts: "Parts") -> list[Operation]:
     async def erase(request: Request) -> Response:
         game = await parts.games.get(request.path_params["game"])
-        erased = await asyncio.to_thread(parts.store.erase, game.name, request.path_params["player"])
-        parts.live.forget(game.name)
+        erased = 0
+        for one in parts.games.family.generations(game.name):  # the older play is learned from by the newer ones
+            erased += await asyncio.to_thread(parts.store.erase, one.name, request.path_params["player"])
+            parts.live.forget(one.name)
         return answer(Erased(erased))
 
     return [
@@ -38,7 +40,7 @@ def operations(parts: "Parts") -> list[Operation]:
             "/v1/games/{game}/players",
             parts.live.players,
             "Players, the most recently seen first",
-            {JSON: list[PlayerStats]},
+            {JSON: list[PlayerRow]},
             errors=(404, 422),
             query={"limit": LIMIT},
         ),

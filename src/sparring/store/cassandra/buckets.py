@@ -2,13 +2,7 @@
 
 A group goes in four steps, each acknowledged by the replicas before the next: *claim* its ids in the name of the bucket
 they will be in, *look* who else claimed them, *put* the fragments and the commit's record, *commit* by raising the
-bucket's head. Up to the last step nobody sees anything of it. While one group is put, the next one is claimed.
-
-Why a fragment is stored once: a claim stands for its fragment if the bucket's head reaches beyond it. Two writers with
-the same fragment each claim before they look, so at least one sees the other's claim. If that is committed, it answers
-"duplicate". If not, it gives the other a moment, and then closes the other's bucket: now the claim is committed, or
-never will be, because a commit is applied only to an open head. The other's commit fails then, and it runs its group
-again, in a new bucket, where it sees what happened. The moment is politeness: nothing is wrong if it is too short.
+bucket's head. Up to the last step nobody sees anything of it. Why a fragment is stored once: docs/cassandra.md.
 """
 
 import logging
@@ -17,47 +11,42 @@ import threading
 import time
 import uuid
 import zlib
-from collections import Counter, deque
-from collections.abc import Iterable, Iterator, Mapping
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
-from contextlib import contextmanager
 from itertools import groupby
-from typing import Any
 
 from sparring.errors import SparringError
 from sparring.store import arrival
-from sparring.store.arrival import Submission
+from sparring.store.arrival import Refusal, Submission
 from sparring.store.cassandra import heads, rows
-from sparring.store.cassandra.heads import Head
-from sparring.store.cassandra.keyspace import Games, Keyspace
-from sparring.store.cassandra.rows import Part, Place, cut, decode_place, encode_block, encode_parts, encode_place
+from sparring.store.cassandra.heads import BucketHead
+from sparring.store.cassandra.keyspace import Keyspace, KnownGames
+from sparring.store.cassandra.rows import FragmentPart, Place, cut, decode_place, encode, encode_block
 from sparring.store.protocol import FragmentRefused, NotRegistered, Outcome, StoreBusy
+from sparring.store.queue import QUARANTINE, Queue, Work
 
-__all__ = ["BLOCK", "GROUP", "GROUP_FRAGMENTS", "Refusal", "Writer"]
+__all__ = ["BLOCK", "GROUP_FRAGMENTS", "CassandraWriter"]
 
 log = logging.getLogger(__name__)
 
 BUCKET_BYTES = 64 << 20  # of fragments in a partition; more arrive at most with the last group
 BUCKET_FRAGMENTS = 50_000  # an eraser has all of a bucket's records in memory
 BUCKET_STEPS = 1 << 22
-GROUP, GROUP_FRAGMENTS = 4 << 20, 1000  # bytes and fragments in one commit, if one caller does not bring more
+GROUP_FRAGMENTS = 1000  # in one commit, if one caller does not bring more
 BLOCK = 32 << 10  # bytes of a row, unless one fragment has more: a look-up of one fragment reads all of it
-PENDING = 64 << 20  # bytes waiting to be written
 FRAGMENT = 8 << 20  # bytes of one fragment: Cassandra takes up to 16 MiB in one write, with its defaults
 PATIENCE = 1.0  # seconds, at most, for another writer to commit what we have, too
 ATTEMPTS = 8  # to commit a group whose bucket others close
 DAY = 86_400
-QUARANTINE = 4096  # refused fragments kept of each writer
-
-Refusal = tuple[float, str, str, str, str]  # time, game, player, fragment's id, reason
 
 
 class Bucket:
     """One partition of fragments, which only this writer writes."""
 
-    def __init__(self, game: str, number: int, head: Head) -> None:
+    def __init__(self, game: str, number: int, head: BucketHead) -> None:
         self.game, self.number = game, number
-        self.head = head  # with all groups so far, committed or on their way
+        self.head = head  # as we left it
 
 
 def _today() -> int:
@@ -79,9 +68,11 @@ class _Arrival:
         self.player, self.checksum = rows.digest(self.fragment), rows.checksum(self.fragment)
 
     @property
-    def part(self) -> Part:
+    def part(self) -> FragmentPart:
         f = self.fragment
-        return Part(self.place, f.steps, f.player, f.episode, f.start, f.ended, self.ret, self.size, f.model, f.version)
+        return FragmentPart(
+            self.place, f.steps, f.player, f.episode, f.start, f.ended, self.ret, self.size, f.model, f.version
+        )
 
     @property
     def play(self) -> tuple[bytes, str, bytes]:
@@ -89,39 +80,22 @@ class _Arrival:
         return self.id, self.bucket.game, self.player
 
 
-class _Append:
+class _Append(Work):
     def __init__(self, submission: Submission) -> None:
-        self.games, self.size = submission.games, submission.size
+        super().__init__(submission.size, len(submission.fragments))
+        self.games = submission.games
         self.arrivals = [_Arrival(submission, index) for index in range(len(submission.fragments))]
-        self.future: Future[list[Outcome]] = Future()
 
 
-class _Group:
-    """What is committed together, and is on its way."""
-
-    def __init__(self, works: list[_Append]) -> None:
-        self.works = works
-        self.futures: list[Any] = []
-        self.commits: list[tuple[Bucket, Head, Head]] = []  # from which head to which
-
-
-class Writer:
-    def __init__(self, keyspace: Keyspace, games: Games) -> None:
+class CassandraWriter:
+    def __init__(self, keyspace: Keyspace, games: KnownGames) -> None:
         self._keyspace, self._games = keyspace, games
         self._name = uuid.uuid4()
         self._open: dict[str, Bucket] = {}  # by game's key
-        self._flying: _Group | None = None  # put, and not committed yet
         self._groups = 0
         self._counts: Counter[str] = Counter()  # refused, by game's key
         self._noting = threading.Lock()  # guards these
-        self._lock = threading.Lock()  # guards the rest
-        self._room = threading.Condition(self._lock)
-        self._call = threading.Condition(self._lock)
-        self._closed = False
-        self._pending: deque[_Append] = deque()
-        self._pending_bytes = 0
-        self._refusals: deque[Refusal] = deque(maxlen=QUARANTINE)
-        self._refused: Counter[str] = Counter()
+        self._queue: Queue[_Append] = Queue(keyspace.address)
         self._thread = threading.Thread(target=self._run, name="sparring-store", daemon=True)
         self._thread.start()
 
@@ -133,16 +107,11 @@ class Writer:
         return [outcome for work in works for outcome in work.future.result()]
 
     def refuse(self, refusal: Refusal) -> None:
-        with self._lock:
-            self._require_open()
-            self._refusals.append(refusal)
-            self._refused[refusal[1]] += 1
-            self._call.notify()
+        self._queue.refuse(refusal)
+        self._queue.call()
 
     def close(self) -> None:
-        with self._lock:
-            self._closed = True
-            self._call.notify()
+        self._queue.close()
         self._thread.join()
 
     def _add(self, submission: Submission, *, wait: bool) -> _Append:
@@ -152,58 +121,41 @@ class Writer:
                     f"fragment {f.id!r} has {len(body) >> 20} MiB, at most {FRAGMENT >> 20} fit: cut shorter"
                 )
         work = _Append(submission)
-        with self._lock:
-            self._require_open()
-            while self._pending and self._pending_bytes + work.size > PENDING:
-                if not wait:
-                    raise StoreBusy(f"{self._pending_bytes >> 20} MiB are waiting to be written: try again in a second")
-                self._room.wait()
-                self._require_open()
-            self._pending.append(work)
-            self._pending_bytes += work.size
-            self._call.notify()
+        self._queue.put(work, wait=wait)
+        self._queue.call()
         return work
-
-    def _require_open(self) -> None:
-        if self._closed:
-            raise SparringError(f"the store {self._keyspace.address} is closed")
 
     # The thread
 
     def _run(self) -> None:
-        while (works := self._take()) is not None:
-            with self._guard(works):
-                group = self._put(works) if works else None
-                self._land()
-                self._flying = group
-            self.note_refusals()
-        self._close_buckets()
-        self.note_refusals()
-
-    def _take(self) -> list[_Append] | None:
-        """What is next; nothing: finish what is on its way first; none: that was all."""
-        with self._lock:
-            while not (self._pending or self._refusals or self._closed or self._flying):
-                self._call.wait()
-            if self._closed and not self._pending and not self._flying:
-                return None
-            works: list[_Append] = []
-            size = count = 0
-            while self._pending and (not works or (size + self._pending[0].size <= GROUP and count < GROUP_FRAGMENTS)):
-                work = self._pending.popleft()
-                self._pending_bytes -= work.size
-                size += work.size
-                count += len(work.arrivals)
-                if work.future.set_running_or_notify_cancel():
-                    works.append(work)
-            self._room.notify_all()
-            return works
-
-    @contextmanager
-    def _guard(self, works: list[_Append]) -> Iterator[None]:
-        """Whatever goes wrong, callers are told and open buckets are not used again: others close them."""
         try:
-            yield
+            while self._await_work():
+                self._store(self._queue.take(GROUP_FRAGMENTS))
+                try:
+                    self.note_refusals()
+                except Exception:  # whatever it is, play is stored on
+                    log.exception("refused fragments are not noted")
+            self._close_buckets()
+        finally:
+            self._queue.abandon()
+
+    def _await_work(self) -> bool:
+        """False when there will be none any more."""
+        queue = self._queue
+        with queue.lock:
+            queue.called.wait_for(lambda: queue.pending or queue.refusals or queue.closed)
+            return bool(queue.pending or queue.refusals)
+
+    def _store(self, works: list[_Append]) -> None:
+        """If others closed its bucket, to know whether what they have, too, would be committed, a group goes again, in
+        another one. Whatever goes wrong, callers are told and open buckets are not used again: others close them."""
+        try:
+            for _ in range(ATTEMPTS):
+                works = [work for work in works if self._find_buckets(work)]
+                if self._commit(self._claim([a for work in works for a in work.arrivals])):
+                    break
+            else:
+                raise StoreBusy("other writers are storing the same fragments: try again in a second")
         except Exception as error:
             if not isinstance(error, SparringError | OSError):  # one nobody thought of
                 log.exception("a group failed")
@@ -212,29 +164,19 @@ class Writer:
             for work in works:
                 if not work.future.done():
                     work.future.set_exception(error)
-
-    def _land(self) -> None:
-        """Commits the group that is on its way. If others closed its bucket, to know whether what they have, too, would
-        be committed, it goes again, in another one; and so does the next, if that was put into the same bucket."""
-        group, self._flying = self._flying, None
-        if group is None:
-            return
-        with self._guard(group.works):
-            for _ in range(ATTEMPTS):
-                if self._commit(group):
-                    return
-                group = self._put(group.works)
-            raise StoreBusy("other writers are storing the same fragments: try again in a second")
+        else:
+            for work in works:
+                work.future.set_result([a.outcome for a in work.arrivals])
 
     def _find_buckets(self, work: _Append) -> bool:
         """Each fragment's is that of its game; whether all of their games are registered."""
         buckets = {}
         for name, schema in work.games:
-            found = self._games.find(name, schema)
-            if found is None or found[1] != schema:
+            key, found = self._games.find(name, schema)
+            if found != schema:
                 work.future.set_exception(NotRegistered(f"no game {name!r} with schema {schema!r} is registered here"))
                 return False
-            buckets[name] = self._open.get(found[0]) or self._new_bucket(found[0])
+            buckets[name] = self._open.get(key) or self._new_bucket(key)
         for a in work.arrivals:
             a.bucket = buckets[a.fragment.game]
         return True
@@ -243,7 +185,7 @@ class Writer:
         """Claims all, looks who else did, and says how each turned out. Those that are new."""
         self._groups += 1
         places = {
-            bucket: encode_place(Place(bucket.game, bucket.number, bucket.head.steps, self._groups))
+            bucket: encode(Place(bucket.game, bucket.number, bucket.head.steps, self._groups))
             for bucket in {a.bucket for a in arrivals}
         }
         claimed: dict[tuple[bytes, str, bytes], _Arrival] = {}
@@ -261,8 +203,6 @@ class Writer:
                 erased.add((name, decode_place(where).game, player))
             elif where not in own:
                 others.append((name, decode_place(where), content))
-        if others:
-            self._land()  # some may be ours, of the group that is about to be committed
         new = _sort(arrivals, self._committed(others), erased)
         # Before anything else is committed in their buckets: a claim below a head stands for a stored fragment.
         vain = [(a.shard, a.id, a.claim, a.player) for a in claims if a.outcome is not Outcome.STORED]
@@ -274,7 +214,7 @@ class Writer:
         more."""
         deadline = time.monotonic() + random.uniform(0.25, 1) * PATIENCE
         while True:
-            found: dict[tuple[str, int], Head] = {}
+            found: dict[tuple[str, int], BucketHead] = {}
             for game in {place.game for _, place, _ in claims}:
                 numbers = {place.bucket: 0 for _, place, _ in claims if place.game == game}
                 for number, head in heads.read(self._keyspace, game, numbers).items():
@@ -290,11 +230,9 @@ class Writer:
                 for bucket in growing:
                     heads.close(self._keyspace, *bucket, found[bucket])
 
-    def _put(self, works: list[_Append]) -> _Group:
-        """Claims, looks, and sends what is new on its way."""
-        group = _Group([work for work in works if not work.future.done() and self._find_buckets(work)])
-        now = time.time()
-        new = self._claim([a for work in group.works for a in work.arrivals])
+    def _commit(self, new: list[_Arrival]) -> bool:
+        """Puts what is new into its buckets and commits it; whether none of them was closed by others."""
+        now, futures, raised = time.time(), [], {}
         for bucket in {a.bucket for a in new}:
             some, old = [a for a in new if a.bucket is bucket], bucket.head
             place = old.steps
@@ -302,29 +240,19 @@ class Writer:
                 a.place = place = place + a.fragment.steps
             fragments, size = old.fragments + len(some), old.bytes + sum([a.size for a in some])
             full = size >= BUCKET_BYTES or fragments >= BUCKET_FRAGMENTS or place >= BUCKET_STEPS
-            bucket.head = Head(old.day, place, fragments, size, closed=full)
-            if full:
-                self._give_up(bucket)
-            group.commits.append((bucket, old, bucket.head))
+            raised[bucket] = BucketHead(old.day, place, fragments, size, closed=full)
             partition = (bucket.game, old.day, bucket.number)
-            parts = encode_parts([a.part for a in some])
-            group.futures.append(self._keyspace.start("put record", *partition, place, now, parts))
-            group.futures += self._keyspace.start_all("put", [(*partition, *block) for block in _blocks(some)])
-        return group
-
-    def _commit(self, group: _Group) -> bool:
-        """Whether none of the buckets was closed by others."""
-        self._keyspace.wait(group.futures)
-        closed = [
-            bucket
-            for bucket, old, new in group.commits
-            if not heads.advance(self._keyspace, bucket.game, bucket.number, old, new)
-        ]
-        for bucket in closed:
-            self._give_up(bucket)
-        for work in group.works if not closed else ():
-            work.future.set_result([a.outcome for a in work.arrivals])
-        return not closed
+            parts = encode([a.part for a in some])
+            futures.append(self._keyspace.start("put record", *partition, place, now, parts))
+            futures += self._keyspace.start_all("put", [(*partition, *block) for block in _blocks(some)])
+        self._keyspace.wait(futures)
+        lost = False
+        for bucket, head in raised.items():
+            applied = heads.advance(self._keyspace, bucket.game, bucket.number, bucket.head, head)
+            bucket.head, lost = head, lost or not applied
+            if head.closed or not applied:
+                del self._open[bucket.game]
+        return not lost
 
     # Buckets
 
@@ -334,12 +262,8 @@ class Writer:
         number, day = (newest[0][0] if newest else 0) + 1, _today()
         while not self._keyspace.applied("open bucket", game, number, day)[0]:
             number += 1
-        self._open[game] = Bucket(game, number, Head(day))
+        self._open[game] = Bucket(game, number, BucketHead(day))
         return self._open[game]
-
-    def _give_up(self, bucket: Bucket) -> None:
-        if self._open.get(bucket.game) is bucket:
-            del self._open[bucket.game]
 
     def _close_buckets(self) -> None:
         try:
@@ -353,9 +277,7 @@ class Writer:
     def note_refusals(self) -> None:
         """Writes those there are; afterwards none from before the call is on its way."""
         with self._noting:
-            with self._lock:
-                refusals, self._refusals = self._refusals, deque(maxlen=QUARANTINE)
-                counts, self._refused = self._refused, Counter()
+            refusals, counts = self._queue.take_refusals()
             if not refusals:
                 return
             try:
@@ -365,7 +287,7 @@ class Writer:
             except SparringError as error:
                 log.warning("%d refused fragments are not noted: %s", counts.total(), error)
 
-    def note_from(self, source: str, totals: Mapping[str, int], refusals: Iterable[Refusal]) -> None:
+    def note_from(self, source: str, totals: Mapping[str, int], refusals: Sequence[Refusal]) -> None:
         """A source has rows of its own, whoever writes them."""
         writer = uuid.uuid5(uuid.NAMESPACE_URL, source)
         self._note(writer, {self._games.key(name): total for name, total in totals.items()}, refusals)

@@ -1,42 +1,37 @@
 """A store on a Cassandra cluster: any number of writers and readers, no clock that matters.
 
-- `block`: fragments, some 32 KiB of neighbours a row, in partitions `(game, day, bucket)`. A bucket belongs to one
-  writer, who opens the next one when it has 64 MiB: their number follows the load. A fragment's place in its bucket is
-  the number of steps until it, so a random step finds its fragment with one look-up (`sample`).
-- `bucket`: the directory; `head`: how far each is committed. What lies behind it does not exist. (`heads`: the fence.)
-- `claims`: where ids went: a pure function of the id says where to look, whatever day and to whomever it comes again.
-  (`buckets`: why a fragment is stored once.)
-- `record`: what each commit held without the columns: counts, players, versions and episodes are folds of these.
-- `merge`: the order of it all, decided by readers. (`order`: why `tail` misses nothing and repeats nothing.)
-
-Lightweight transactions decide about a bucket's number and its head, about the next entry of the order, about games,
-and about what erasures replace. (`migration`: how tables are made and brought up to date.)
+What lies in which table is in docs/cassandra.md. A fragment's place in its bucket is the number of steps until it, so a
+random step finds its fragment with one look-up (`sample`). Lightweight transactions decide about a bucket's number and
+its head, about the next entry of the order, about games, and about what erasures replace.
 """
 
+import heapq
 import threading
 import uuid
 from bisect import bisect_right
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import Future
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import islice
 from typing import Any
 
+import msgspec
 import numpy as np
 
-from sparring.errors import InputError, SparringError
 from sparring.experience import Fragment
 from sparring.games import Game
-from sparring.store.arrival import Submission, failed, refusal, require_checked, require_same, stripes
-from sparring.store.cassandra.buckets import GROUP, GROUP_FRAGMENTS, Writer
+from sparring.store.arrival import Submission, refusal, require_checked, require_same, stripes
+from sparring.store.cassandra.buckets import GROUP_FRAGMENTS, CassandraWriter
 from sparring.store.cassandra.eraser import Eraser
-from sparring.store.cassandra.heads import Head
-from sparring.store.cassandra.keyspace import Address, Games, Keyspace
-from sparring.store.cassandra.order import Directory, Episodes, Order, Span, Totals
+from sparring.store.cassandra.keyspace import Address, Keyspace, KnownGames
+from sparring.store.cassandra.order import Span
+from sparring.store.cassandra.records import PROBES, Records, probe
 from sparring.store.cassandra.rows import cut, decode_block
-from sparring.store.declarations import Declarations, read_declaration
+from sparring.store.declarations import read_declaration, revised
+from sparring.store.durable import DurableStore
+from sparring.store.profile import Revision
 from sparring.store.protocol import (
     Episode,
+    EpisodePage,
     NotRegistered,
     Outcome,
     PlayerStats,
@@ -46,40 +41,28 @@ from sparring.store.protocol import (
     Tail,
     VersionStats,
 )
+from sparring.store.queue import GROUP
 
 __all__ = ["CassandraStore"]
 
-ANSWER = 32 << 20  # bytes in one answer of `tail` or piece of `scan`: fragments of images are large
-PIECE = 1000  # fragments in a piece
+ANSWER = 32 << 20  # bytes in one answer of `tail`: fragments of images are large
 PAGE = 2 << 20  # bytes asked for at once …
 MAX_ROWS = 256  # … if they are as small as the last ones were …
 AHEAD = 4  # … and questions on their way while one's answer is used: so much memory a reader takes
-PROBES = 64  # look-ups of `sample` on their way at once
-MISSES = 20  # rounds of look-ups in a row that found nothing, after which it looks again what there is
-SPARSE = 50  # with fewer than one step in so many left by erasures, fragments are counted instead of probed for
+REVISIONS = 20  # tries to change a game's profile while others do
 
 
-class _View:
-    """What a process keeps of a game, by its key."""
-
-    def __init__(self, keyspace: Keyspace, key: str) -> None:
-        self.key = key
-        self.directory, self.order = Directory(keyspace, key), Order(keyspace, key)
-        self.totals, self.episodes = Totals(keyspace, key, self.order), Episodes(keyspace, key, self.order)
-
-
-class CassandraStore:
+class CassandraStore(DurableStore[CassandraWriter]):
     """The store at cassandra://HOST[:PORT][,HOST…]/KEYSPACE. `readonly`: nothing is written but the order of things."""
 
     def __init__(self, address: str, *, readonly: bool = False) -> None:
         self.address = Address.parse(address)
         self._keyspace = Keyspace(self.address)
-        self._games = Games(self._keyspace)
-        self._declarations = Declarations(self.address)
-        self._writer = None if readonly else Writer(self._keyspace, self._games)
+        self._games = KnownGames(self._keyspace)
+        super().__init__(self.address, None if readonly else CassandraWriter(self._keyspace, self._games))
         self._lock = threading.Lock()
         self._width = PAGE  # bytes of a block, as they were in the last page that was read
-        self._views: dict[str, _View] = {}  # by key
+        self._views: dict[str, Records] = {}  # by the game's key
 
     def close(self) -> None:
         """Writes what was submitted, then closes. Twice is fine."""
@@ -99,11 +82,8 @@ class CassandraStore:
             require_same(read_declaration(game.name, row[-1]), game)
         self._games.forget(game.name)
 
-    def games(self) -> list[Game]:
-        return self._declared()[0]
-
     def registration(self, game: str) -> str:
-        return (self._games.find(game) or ("",))[0]
+        return self._games.find(game)[0]
 
     def pause(self, game: str, paused: bool) -> None:
         self._writing()
@@ -113,11 +93,20 @@ class CassandraStore:
     def paused(self) -> set[str]:
         return {name for name, _, paused in self._registered() if paused}
 
-    def unreadable(self) -> dict[str, str]:
-        return self._declared()[1]
+    def revise(self, game: str, change: Callable[[Revision], Revision]) -> Revision:
+        self._writing()
+        for _ in range(REVISIONS):
+            spec = next((spec for spec, _ in self._keyspace.run("game", game)), None)
+            if spec is None:
+                raise NotRegistered(f"there is no game {game!r}")
+            new, text = revised(game, spec, change)
+            if self._keyspace.applied("revise", text.decode(), game, spec)[0]:
+                self._games.forget(game)
+                return new
+        raise StoreBusy(f"others change the game {game!r} all the time: try later")
 
-    def _declared(self) -> tuple[list[Game], dict[str, str]]:
-        return self._declarations.read(sorted((name, spec) for name, spec, _ in self._registered()))
+    def _specs(self) -> list[tuple[str, str]]:
+        return sorted((name, spec) for name, spec, _ in self._registered())
 
     def delete_game(self, name: str) -> None:
         """Who writes to it is refused from its next commit on, other readers see it go within a second."""
@@ -127,7 +116,8 @@ class CassandraStore:
                 continue
             self._keyspace.applied("unregister", name, key)
             self._games.forget(name)
-            Eraser(self._keyspace, key, self._views.pop(key, _View(self._keyspace, key)).directory).everything()
+            self._views.pop(key, None)
+            Eraser(self._keyspace, key).everything()
             self._keyspace.applied("forget game", name, key)
 
     def deleted(self, name: str) -> bool:
@@ -143,29 +133,20 @@ class CassandraStore:
         require_checked(fragments)
         return self._writing().append(Submission(piece) for piece in cut(fragments, GROUP, _weight))
 
-    def submit(self, fragments: Sequence[Fragment]) -> "Future[list[Outcome]]":
-        writer = self._writing()
-        self._keyspace.require_open()
-        try:
-            return writer.submit(Submission(fragments))
-        except (InputError, StoreBusy) as error:
-            return failed(error)
-
-    def quarantine(self, game: str, player: str, fragment_id: str, reason: str) -> None:
-        self._writing().refuse(refusal(game, player, fragment_id, reason))
-
-    def quarantine_from(self, source: str, totals: Mapping[str, int], newest: Sequence[Quarantined]) -> None:
-        self._writing().note_from(source, totals, [refusal(r.game, r.player, r.id, r.reason) for r in newest])
+    def quarantined(self, game: str, limit: int = 100) -> list[Quarantined]:
+        """Each writer has rows of its own, in no order: some thousand, which are gone after a month."""
+        rows = self._keyspace.pages("quarantined", self._games.key(game), fetch_size=1000)
+        return [Quarantined(game, *row[2:]) for row in heapq.nlargest(limit, rows, key=lambda row: row[-1])]
 
     def erase(self, game: str, player: str) -> int:
         """Looks through all records of the game. The disks forget with the next compactions after
         `gc_grace_seconds`."""
         self._writing().note_refusals()  # the player's may still be on their way
-        return self._eraser(game).player(player)
+        return Eraser(self._keyspace, self._games.key(game)).player(player)
 
     def discard(self, game: str, ids: Sequence[str], reason: str) -> int:
         writer = self._writing()
-        gone = self._eraser(game).ids(ids)
+        gone = Eraser(self._keyspace, self._games.key(game)).ids(ids)
         for f in gone:
             writer.refuse(refusal(game, f.player, f.id, reason))
         writer.note_refusals()
@@ -173,15 +154,6 @@ class CassandraStore:
 
     def erasure(self, game: str) -> str:
         return "".join(str(mark) for (mark,) in self._keyspace.run("erasure", self._games.key(game)))
-
-    def _eraser(self, game: str) -> Eraser:
-        view = self._view(game)
-        return Eraser(self._keyspace, view.key, view.directory)
-
-    def _writing(self) -> Writer:
-        if self._writer is None:
-            raise SparringError(f"the store {self.address} is open for reading only")
-        return self._writer
 
     # Reading fragments
 
@@ -194,7 +166,7 @@ class CassandraStore:
         begin, cursor, reached, size = -1, after, after, 0
         while not fragments and reached > begin:  # else all of it was erased: on with what comes after it
             begin = reached
-            for at, span, bodies in self._read(view.key, view.order.spans(begin), limit + 1):
+            for at, span, bodies in self._read(view.game, view.order.spans(begin), limit + 1):
                 for body in bodies:
                     block = decode_block(body)
                     first = bisect_right(block.places, span.begin)  # of a span's first block some may lie before it
@@ -211,19 +183,12 @@ class CassandraStore:
         view = self._view(game)
         spans = [
             (0, Span(head.day, bucket, begin, end))
-            for bucket, head in sorted(view.directory.refresh().items())
+            for bucket, head in sorted(view.order.directory.refresh().items())
             for begin, end in stripes(0, head.steps, share, of, salt=bucket)
         ]
-        piece: list[Fragment] = []
-        size = 0
-        for body in (body for *_, bodies in self._read(view.key, spans) for body in bodies):
-            piece += decode_block(body).fragments
-            size += len(body)
-            if len(piece) >= PIECE or size >= ANSWER:
+        for *_, bodies in self._read(view.game, spans):
+            if piece := [f for body in bodies for f in decode_block(body).fragments]:
                 yield piece
-                piece, size = [], 0
-        if piece:
-            yield piece
 
     def _read(
         self, key: str, spans: Iterable[tuple[int, Span]], most: int = MAX_ROWS
@@ -251,48 +216,37 @@ class CassandraStore:
 
     def sample(self, game: str, steps: int, rng: np.random.Generator) -> list[Fragment]:
         view = self._view(game)
-        buckets = sorted((number, head) for number, head in view.directory.refresh().items() if head.steps)
-        ends = np.cumsum([head.steps for _, head in buckets])
-        total = int(ends[-1]) if buckets else 0
-        # Without any erasure, the directory says how many steps there are.
-        live = self._totals(game).steps if self._keyspace.run("erasure", view.key) else total
-        if steps <= 0:
-            return []
-        if steps >= live:
-            return [f for piece in self.scan(game) for f in piece]
-        width = max(total // sum(head.fragments for _, head in buckets), 1)  # steps of a fragment, about
         drawn: list[Fragment] = []
-        missing, misses = steps, 0
-        while missing > 0 and misses < MISSES:
-            wanted = missing // width + 1
-            if live * SPARSE < total:
-                found = self._pick(game, rng, wanted)
+        missing = steps
+        while missing > 0:
+            heads = view.order.directory.refresh()
+            spans = [Span(head.day, bucket, 0, head.steps) for bucket, head in sorted(heads.items()) if head.steps]
+            ends = np.cumsum([0, *(span.steps for span in spans)])
+            total = live = int(ends[-1])
+            count = sum(head.fragments for head in heads.values())
+            if self._keyspace.run("erasure", view.game):
+                totals = view.totals()
+                live, count = totals.steps, totals.fragments
+            if steps >= live:
+                return [f for piece in self.scan(game) for f in piece]
+            wanted = missing * count // live + 1
+            probes = max(wanted * total // live, 1)  # of all steps there ever were: erased ones find nothing
+            if probes <= count:
+                places = rng.integers(total, size=min(probes, PROBES))
+                at = np.searchsorted(ends, places, side="right") - 1
+                begins = (places - ends[at]).tolist()
+                asked = [msgspec.structs.replace(spans[i], begin=begin) for i, begin in zip(at, begins, strict=True)]
+                found = probe(self._keyspace, view.game, asked)
             else:
-                places = rng.integers(total, size=min(wanted * total // live, PROBES))
-                found = self._probe(view.key, buckets, ends, places)
-            misses = 0 if found else misses + 1
+                found = self._pick(game, rng, wanted)
             for f in found:
                 if missing > 0:
                     drawn.append(f)
                     missing -= f.steps
-        return drawn + (self.sample(game, missing, rng) if missing > 0 else [])  # others erase meanwhile
-
-    def _probe(self, key: str, buckets: list[tuple[int, Head]], ends: Any, steps: Any) -> list[Fragment]:
-        """The fragments that hold these steps, counted over all buckets; an erased one has none."""
-        asked, found = [], []
-        for step, index in zip(steps.tolist(), np.searchsorted(ends, steps, side="right").tolist(), strict=True):
-            bucket, head = buckets[index]
-            place = step - (int(ends[index]) - head.steps)
-            asked.append((place, self._keyspace.start("block", key, head.day, bucket, place, head.steps)))
-        for (place, _), rows in zip(asked, self._keyspace.wait([future for _, future in asked]), strict=True):
-            for block in [decode_block(body) for (body,) in rows]:
-                index = bisect_right(block.places, place)
-                if index < len(block.places) and block.places[index] - block.fragments[index].steps <= place:
-                    found.append(block.fragments[index])
-        return found
+        return drawn
 
     def _pick(self, game: str, rng: np.random.Generator, count: int) -> list[Fragment]:
-        """Where so much was erased that probes mostly find nothing: so many of all there are, drawn as they come by."""
+        """Where probes find nothing, since so much was erased: so many of all there are, drawn as they come by."""
         drawn: dict[int, Fragment] = {}
         total = 0
         for f in (f for piece in self.scan(game) for f in piece):
@@ -303,28 +257,31 @@ class CassandraStore:
     # Counting
 
     def stats(self, game: str) -> Stats:
-        totals, key = self._totals(game), self.registration(game)
+        key = self.registration(game)
         rejected = sum(count for (count,) in self._keyspace.run("rejected", key)) if key else 0
-        return Stats(totals.fragments, totals.steps, len(totals.players), totals.bytes, rejected)
+        return self._view(game).totals().stats(rejected)
 
     def players(self, game: str, limit: int = 100) -> list[PlayerStats]:
-        players = self._totals(game).players
-        newest = sorted(list(players.items()), key=lambda item: -item[1][2])[:limit]
-        return [PlayerStats(name, *counts) for name, counts in newest]
+        return self._view(game).totals().players(limit)
 
     def versions(self, game: str) -> list[VersionStats]:
-        return self._totals(game).versions
+        return self._view(game).totals().versions()
 
     def episodes(self, game: str, after: int = 0, limit: int = 1000) -> list[Episode]:
-        return self._view(game).episodes.after(after, limit)
+        return self._view(game).episodes(after, limit)
 
-    def _totals(self, game: str) -> Totals:
-        return self._view(game).totals.advance()
+    def newest_episodes(self, game: str, before: int | None = None, limit: int = 100) -> EpisodePage:
+        return self._view(game).newest(before, limit)
 
-    def _view(self, game: str) -> _View:
+    def episode(
+        self, game: str, cursor: int, first: int = 0, last: int | None = None
+    ) -> tuple[Episode, list[Fragment]] | None:
+        return self._view(game).episode(cursor, first, last)
+
+    def _view(self, game: str) -> Records:
         key = self._games.key(game)
         with self._lock:
-            return self._views.setdefault(key, _View(self._keyspace, key))
+            return self._views.setdefault(key, Records(self._keyspace, key))
 
 
 def _weight(f: Fragment) -> int:

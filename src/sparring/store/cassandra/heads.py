@@ -11,15 +11,16 @@ from collections.abc import Mapping
 import msgspec
 
 from sparring.store.cassandra.keyspace import Keyspace
+from sparring.store.cassandra.rows import cut
 from sparring.store.protocol import StoreBusy
 
-__all__ = ["Head", "advance", "close", "read"]
+__all__ = ["BucketHead", "advance", "close", "read"]
 
 AT_ONCE = 100  # heads in one question
 ATTEMPTS = 20  # to close a head that its owner raises meanwhile
 
 
-class Head(msgspec.Struct, array_like=True, frozen=True):
+class BucketHead(msgspec.Struct, array_like=True, frozen=True):
     """How far a bucket was read, or is filled."""
 
     day: int
@@ -29,23 +30,23 @@ class Head(msgspec.Struct, array_like=True, frozen=True):
     closed: bool = False
 
 
-def read(keyspace: Keyspace, game: str, days: Mapping[int, int]) -> dict[int, Head]:
+def read(keyspace: Keyspace, game: str, days: Mapping[int, int]) -> dict[int, BucketHead]:
     """Of these buckets, by number; `days` are theirs. One that has no head yet is empty and open."""
-    heads, numbers = {number: Head(day) for number, day in days.items()}, list(days)
-    asked = [keyspace.start("heads", game, numbers[at : at + AT_ONCE]) for at in range(0, len(numbers), AT_ONCE)]
+    heads = {number: BucketHead(day) for number, day in days.items()}
+    asked = [keyspace.start("heads", game, numbers) for numbers in cut(days, AT_ONCE, lambda _: 1)]
     for rows in keyspace.wait(asked):
-        heads |= {number: Head(days[number], *head) for number, *head in rows}
+        heads |= {number: BucketHead(days[number], *head) for number, *head in rows}
     return heads
 
 
-def advance(keyspace: Keyspace, game: str, number: int, old: Head, new: Head) -> bool:
+def advance(keyspace: Keyspace, game: str, number: int, old: BucketHead, new: BucketHead) -> bool:
     """Whether the head was the old one, and now is the new one. A head is not there before it first changes."""
     was = (old.steps, False) if old.steps else (None, None)
     values = (new.steps, new.fragments, new.bytes, new.closed, game, number, *was)
     return bool(keyspace.applied("advance", *values)[0])
 
 
-def close(keyspace: Keyspace, game: str, number: int, head: Head) -> Head:
+def close(keyspace: Keyspace, game: str, number: int, head: BucketHead) -> BucketHead:
     """The last head. What it says is in the same write as the closing, so nobody sees one without the other."""
     for _ in range(ATTEMPTS):
         closed = msgspec.structs.replace(head, closed=True)

@@ -6,13 +6,15 @@ import ssl
 import time
 import urllib.parse
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from itertools import groupby
 from operator import itemgetter
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 
 from sparring.errors import InputError, SparringError
+from sparring.fields import convert
 from sparring.store.cassandra.rows import cut
 from sparring.store.cassandra.schema import STATEMENTS, VERSION
 from sparring.store.declarations import read_declaration
@@ -29,19 +31,25 @@ try:
 except ImportError as error:  # pragma: no cover
     raise InputError("a store on Cassandra needs its driver: pip install 'sparring[cassandra]'") from error
 
-__all__ = ["COMPRESSIONS", "TIMEOUT", "Address", "Games", "Keyspace", "parse_replication"]
+__all__ = ["COMPRESSIONS", "TIMEOUT", "Address", "Keyspace", "KnownGames", "parse_replication"]
 
 TIMEOUT = 5.0  # seconds for one request
 ATTEMPTS = 3  # of a statement that may be repeated, the first included
 BATCH = 256 << 10  # bytes in one batch, where the server allows as many
 VALUE = 12  # bytes of a value in a batch, about, besides those of a blob
-CONSISTENCIES = ("ONE", "TWO", "THREE", "QUORUM", "ALL", "LOCAL_QUORUM", "EACH_QUORUM", "LOCAL_ONE")
 COMPRESSIONS = {"lz4": "LZ4Compressor", "zstd": "ZstdCompressor"}
 KNOWN = 1.0  # seconds for which a game's registration is not looked up again
-OPTIONS = ("compression", "consistency", "dc", "replication", "tls")
 
 
-class Address(msgspec.Struct, frozen=True):
+class Options(msgspec.Struct, frozen=True, kw_only=True):
+    consistency: Literal["ONE", "TWO", "THREE", "QUORUM", "ALL", "LOCAL_QUORUM", "EACH_QUORUM", "LOCAL_ONE"] = "QUORUM"
+    replication: str | None = None  # copies: 3, or dc1:3,dc2:2; none: 3, or as many as there are nodes
+    compression: Literal["lz4", "zstd"] = "lz4"
+    dc: str | None = None  # the data centre whose nodes are asked first
+    tls: str = "false"  # "true": with the system's certificate authorities; else the PEM file of another one
+
+
+class Address(Options, frozen=True, kw_only=True):
     """cassandra://[user@]host[:port][,host…]/keyspace[?option=value&…]. Addresses are shown, written down and seen in
     lists of processes: the password is in the environment, as CASSANDRA_PASSWORD."""
 
@@ -49,11 +57,6 @@ class Address(msgspec.Struct, frozen=True):
     keyspace: str
     user: str | None = None
     password: str | None = None
-    consistency: str = "QUORUM"
-    replication: str | None = None  # copies: 3, or dc1:3,dc2:2; none: 3, or as many as there are nodes
-    compression: str = "lz4"
-    dc: str | None = None  # the data centre whose nodes are asked first
-    tls: str = "false"  # "true": with the system's certificate authorities; else the PEM file of another one
 
     def __str__(self) -> str:
         hosts = ",".join(f"{host}:{port}" for host, port in self.hosts)
@@ -77,20 +80,18 @@ class Address(msgspec.Struct, frozen=True):
                 f"{text.rpartition('@')[2]!r} is not a store's address: write cassandra://HOST[:PORT][,HOST…]/KEYSPACE,"
                 " with letters, digits and _ in the keyspace's name"
             )
-        options = dict(urllib.parse.parse_qsl(query, keep_blank_values=True))
-        for name in options.keys() - set(OPTIONS):
-            raise InputError(f"unknown option {name!r} of a Cassandra store: there are {', '.join(OPTIONS)}")
-        options["consistency"] = options.get("consistency", "QUORUM").upper()
-        if at:
-            options |= {"user": urllib.parse.unquote(user), "password": os.environ.get("CASSANDRA_PASSWORD", "")}
-        return cls(tuple(_host(host) for host in hosts.split(",")), keyspace, **options)
-
-    def __post_init__(self) -> None:
-        for name, known in (("consistency", CONSISTENCIES), ("compression", COMPRESSIONS)):
-            if (value := getattr(self, name)) not in known:
-                raise InputError(f"{name} is {value!r}: there are {', '.join(known)}")
-        if self.replication is not None:
-            parse_replication(self.replication)
+        given = dict(urllib.parse.parse_qsl(query, keep_blank_values=True))
+        if "consistency" in given:
+            given["consistency"] = given["consistency"].upper()
+        options = convert(given, Options, f"cassandra://{rest}?")
+        parse_replication(options.replication or "3")
+        return cls(
+            hosts=tuple(_host(host) for host in hosts.split(",")),
+            keyspace=keyspace,
+            user=urllib.parse.unquote(user) if at else None,
+            password=os.environ.get("CASSANDRA_PASSWORD", "") if at else None,
+            **msgspec.structs.asdict(options),
+        )
 
 
 def _host(text: str) -> tuple[str, int]:
@@ -131,10 +132,9 @@ class Keyspace:
         try:
             with self.asking():
                 self.session = self._cluster.connect()
-                self.version = self._find_version()
+                self.version = self._find_version(complete)
                 self.batch_bytes = self._batch_bytes()
                 if complete:
-                    self._require_tables()
                     self.prepare(STATEMENTS)
         except BaseException:
             self._cluster.shutdown()
@@ -153,8 +153,7 @@ class Keyspace:
 
     def run(self, statement: str, *values: Any) -> list[tuple[Any, ...]]:
         """All rows."""
-        with self.asking():
-            return self._send(self._prepared[statement].bind(values)).result().all()
+        return self.wait([self.start(statement, *values)])[0]
 
     def applied(self, statement: str, *values: Any) -> tuple[bool, tuple[Any, ...]]:
         """Whether a conditional statement was applied, and otherwise the row that was there."""
@@ -166,8 +165,7 @@ class Keyspace:
         bound = self._prepared[statement].bind(values)
         if fetch_size is not None:
             bound.fetch_size = fetch_size
-        with self.asking():
-            return self._send(bound)
+        return self._send(bound)
 
     def pages(self, statement: str, *values: Any, fetch_size: int) -> Iterator[Any]:
         """All rows, of which only so many are in memory."""
@@ -186,22 +184,16 @@ class Keyspace:
     def start_all(self, statement: str, rows: Iterable[Sequence[Any]]) -> list[Any]:
         """Many rows, in batches of one partition each, which its replicas then take as a whole."""
         prepared = self._prepared[statement]
-        partitions: dict[Any, list[Sequence[Any]]] = {}
         partition = itemgetter(*prepared.routing_key_indexes)
-        for row in rows:
-            partitions.setdefault(partition(row), []).append(row)
         futures = []
-        for same in partitions.values():
+        for _, same in groupby(sorted(rows, key=partition), partition):
             for some in cut(same, self.batch_bytes, _size):
-                if len(some) == 1:  # one may be larger than a batch
-                    futures.append(self.start(statement, *some[0]))
-                    continue
-                batch = BatchStatement(BatchType.UNLOGGED, consistency_level=self.consistency)
-                for row in some:
-                    batch.add(prepared, row)
-                batch.is_idempotent = True
-                with self.asking():
-                    futures.append(self._send(batch))
+                batch = prepared.bind(some[0])
+                if len(some) > 1:  # one may be larger than a batch
+                    batch = BatchStatement(BatchType.UNLOGGED, consistency_level=self.consistency)
+                    batch.add_all([prepared] * len(some), some)
+                    batch.is_idempotent = True
+                futures.append(self._send(batch))
         return futures
 
     def _send(self, statement: Any) -> Any:
@@ -209,7 +201,8 @@ class Keyspace:
         deadline = time.monotonic() + TIMEOUT
         while True:
             failed: list[Exception] = []
-            future = self.session.execute_async(statement)
+            with self.asking():
+                future = self.session.execute_async(statement)
             future.add_errback(failed.append)  # called at once if it failed at once
             if not failed or not _busy(failed[0]) or time.monotonic() > deadline:
                 return future
@@ -244,7 +237,7 @@ class Keyspace:
         up = "is it up, and does it speak without TLS (tls=…)" if self.address.tls == "false" else "is it up"
         return StoreAway(f"Cassandra at {self.address} does not answer as it should ({what}): {up}? Try again later")
 
-    def _find_version(self) -> int:
+    def _find_version(self, complete: bool) -> int:
         """Of the tables; 0: there are none."""
         name = self.address.keyspace
         where = "SELECT table_name FROM system_schema.tables WHERE keyspace_name = %s"
@@ -254,15 +247,11 @@ class Keyspace:
         row = self.session.execute(f"SELECT version FROM {name}.version WHERE key = 'store'").one() if tables else None
         version: int = row[0] if row else 0
         if version > VERSION:
-            raise InputError(
-                f"{self.address} has a store of version {version}, this Sparring knows {VERSION}: update it"
-            )
-        return version
-
-    def _require_tables(self) -> None:
-        if self.version < VERSION:
-            what = f"has a store of version {self.version}, we need {VERSION}" if self.version else "has no store yet"
+            raise InputError(f"{self.address} has a store of version {version}, not {VERSION}: update Sparring")
+        if complete and version < VERSION:
+            what = f"has a store of version {version}, we need {VERSION}" if version else "has no store yet"
             raise InputError(f"{self.address} {what}: run `sparring store init {self.address}`")
+        return version
 
     def setting(self, name: str) -> str:
         """Of the node that answers; empty if we may not know."""
@@ -284,8 +273,8 @@ class Keyspace:
     def _batch_bytes(self) -> int:
         """Servers refuse batches above a setting of theirs, 50 KiB unless it was raised."""
         found = re.fullmatch(r"(\d+)(B|KiB|MiB)", self.setting("batch_size_fail_threshold"))
-        told = int(found[1]) << {"B": 0, "KiB": 10, "MiB": 20}[found[2]] if found else 50 << 10
-        return min(BATCH, told * 3 // 4)
+        allowed = int(found[1]) << {"B": 0, "KiB": 10, "MiB": 20}[found[2]] if found else 50 << 10
+        return min(BATCH, allowed * 3 // 4)
 
 
 def _size(row: Sequence[Any]) -> int:
@@ -297,36 +286,30 @@ def _busy(error: Exception) -> bool:
     return bool(causes) and all(isinstance(cause, ConnectionBusy) for cause in causes)
 
 
-def _schema_of(name: str, declaration: str) -> str:
-    """ "" where the declaration cannot be read: nothing fits it, and other games go on."""
-    try:
-        return read_declaration(name, declaration).schema
-    except GameUnreadable:
-        return ""
-
-
-class Games:
+class KnownGames:
     """Which games are registered. Looked up again after a second: others declare and delete them."""
 
     def __init__(self, keyspace: Keyspace) -> None:
         self._keyspace = keyspace
-        self._known: dict[str, tuple[float, str, str]] = {}  # until when, key, schema; by name
+        self._known: dict[str, tuple[float, str, str | None]] = {}  # until when, key, schema; by name
 
-    def find(self, name: str, schema: str | None = None) -> tuple[str, str] | None:
-        """Its key and schema; looked up at once if the schema that was known is not the one asked for."""
-        until, key, found = self._known.get(name, (0.0, "", ""))
-        if until < time.monotonic() or (schema is not None and found != schema):
-            rows = [row for row in self._keyspace.run("game", name) if row[0] is not None]
-            if not rows:
-                self._known.pop(name, None)
-                return None
-            key, found = rows[0][1], _schema_of(name, rows[0][0])
-            self._known[name] = time.monotonic() + KNOWN, key, found
-        return key, found
+    def find(self, name: str, schema: str | None = None) -> tuple[str, str | None]:
+        """Its key, "" if there is no such game, and its schema, if its declaration can be read. Looked up at once if
+        the schema that was known is not the one asked for."""
+        until, key, known = self._known.get(name, (0.0, "", None))
+        if until < time.monotonic() or schema not in (None, known):
+            until, key, known = time.monotonic() + KNOWN, "", None
+            for spec, found in self._keyspace.run("game", name):
+                if spec is not None:  # else it was deleted
+                    key = found
+                    with suppress(GameUnreadable):
+                        known = read_declaration(name, spec).schema
+                    self._known[name] = until, key, known
+        return key, known
 
     def key(self, name: str) -> str:
         """What the tables call it; the name itself if there is no such game, under which there is nothing."""
-        return (self.find(name) or (name,))[0]
+        return self.find(name)[0] or name
 
     def forget(self, name: str) -> None:
         self._known.pop(name, None)

@@ -5,10 +5,10 @@ from contextlib import closing
 from typing import Any
 
 from sparring.errors import InputError
-from sparring.store.cassandra import heads
-from sparring.store.cassandra.heads import Head
+from sparring.store.cassandra import heads, rows
+from sparring.store.cassandra.heads import BucketHead
 from sparring.store.cassandra.keyspace import COMPRESSIONS, Address, Keyspace, parse_replication
-from sparring.store.cassandra.rows import checksum, decode_block, digest, locate, older_claim
+from sparring.store.cassandra.rows import cut, decode_block
 from sparring.store.cassandra.schema import SCHEMA, STATEMENTS, VERSION
 
 __all__ = ["init"]
@@ -36,24 +36,24 @@ def _make(keyspace: Keyspace) -> str:
             " Sparring 0.1.0"
         )
     nodes = max(len(session.cluster.metadata.all_hosts()), len(address.hosts))
-    replication = parse_replication(address.replication or str(min(nodes, 3)))
-    if found == 0:
-        _execute(session, f"CREATE KEYSPACE IF NOT EXISTS {address.keyspace} WITH replication = {replication}")
-    elif address.replication is not None:
-        _execute(session, f"ALTER KEYSPACE {address.keyspace} WITH replication = {replication}")
+    copies = address.replication or str(min(nodes, 3))
+    if found == 0 or address.replication is not None:
+        what = "ALTER KEYSPACE" if found else "CREATE KEYSPACE IF NOT EXISTS"
+        replication = parse_replication(copies)
+        session.execute(f"{what} {address.keyspace} WITH replication = {replication}", timeout=TIMEOUT)
     if found < VERSION:
         session.set_keyspace(address.keyspace)
-        for cql in SCHEMA:
-            _execute(session, cql.format(compression=COMPRESSIONS[address.compression]))
+        for table, definition in SCHEMA.items():
+            cql = f"CREATE TABLE IF NOT EXISTS {table} {definition}"
+            session.execute(cql.format(compression=COMPRESSIONS[address.compression]), timeout=TIMEOUT)
         if found:
             _upgrade(keyspace)
         session.execute("INSERT INTO version (key, version) VALUES ('store', %s)", (VERSION,))
-    copies = ", ".join(f"{name} {count}" for name, count in replication.items() if name != "class")
     if found == 0:
-        return f"made the store {address} ({copies.replace('replication_factor', 'copies:')})"
-    changed = f"; copies: {copies.removeprefix('replication_factor ')}, run `nodetool repair`"
+        return f"made the store {address} (copies: {copies})"
+    changed = f"; copies: {copies}, run `nodetool repair`" if address.replication else ""
     done = f"was brought from version {found} to {VERSION}" if found < VERSION else f"is up to date (version {found})"
-    return f"the store {address} {done}{changed if address.replication else ''}"
+    return f"the store {address} {done}{changed}"
 
 
 def _warning(keyspace: Keyspace) -> str:
@@ -77,31 +77,21 @@ def _upgrade(keyspace: Keyspace) -> None:
     session = keyspace.session
     tables = session.cluster.metadata.keyspaces[keyspace.address.keyspace].tables
     if "key" not in tables["game"].columns:
-        _execute(session, "ALTER TABLE game ADD (key text, paused boolean, deleted boolean)")
+        session.execute("ALTER TABLE game ADD (key text, paused boolean, deleted boolean)", timeout=TIMEOUT)
     keyspace.prepare(STATEMENTS | OLDER)
     for name, *_ in keyspace.run("games"):
         keyspace.applied("give key", name, name)
     if "claim" in tables:
         for game, bucket, day, *head in keyspace.run("older buckets"):
             steps, fragments, size = (value or 0 for value in head)
-            claims: list[tuple[Any, ...]] = []
-            for claim in _claims(keyspace, game, day, bucket, steps):
-                claims.append(claim)
-                if len(claims) == CLAIMS:
-                    keyspace.write("claim", claims)
-                    claims.clear()
-            keyspace.write("claim", claims)
-            heads.advance(keyspace, game, bucket, Head(day), Head(day, steps, fragments, size, closed=True))
+            for claims in cut(_claims(keyspace, game, day, bucket, steps), CLAIMS, lambda _: 1):
+                keyspace.write("claim", claims)
+            heads.advance(keyspace, game, bucket, BucketHead(day), BucketHead(day, steps, fragments, size, closed=True))
     for table in ("claim", "lock"):
-        _execute(session, f"DROP TABLE IF EXISTS {table}")
+        session.execute(f"DROP TABLE IF EXISTS {table}", timeout=TIMEOUT)
 
 
 def _claims(keyspace: Keyspace, game: str, day: int, bucket: int, steps: int) -> Iterator[tuple[Any, ...]]:
     for _, body in keyspace.pages("blocks", game, day, bucket, 0, steps, fetch_size=PIECE):
-        block = decode_block(body)
-        for place, f in zip(block.places, block.fragments, strict=True):
-            yield *locate(f.id), older_claim(game, bucket, place, f), digest(f), checksum(f)
-
-
-def _execute(session: Any, cql: str) -> None:
-    session.execute(cql, timeout=TIMEOUT)
+        for claim, f in rows.claims(game, bucket, decode_block(body)):
+            yield *claim, rows.checksum(f)

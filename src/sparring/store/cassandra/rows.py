@@ -9,8 +9,18 @@ import msgspec
 
 from sparring.experience import Fragment, wire
 
-__all__ = ["Block", "Part", "Place", "checksum", "cut", "decode_block", "decode_parts", "decode_place", "digest"]
-__all__ += ["encode_block", "encode_parts", "encode_place", "locate", "older_claim"]
+__all__ = [
+    "FragmentBlock",
+    "FragmentPart",
+    "Place",
+    "checksum",
+    "claims",
+    "cut",
+    "decode_block",
+    "decode_parts",
+    "decode_place",
+]
+__all__ += ["digest", "encode", "encode_block", "locate"]
 
 T = TypeVar("T")
 
@@ -19,7 +29,7 @@ SHARDS = 4  # … so many partitions of claims
 TIMELESS = 4096  # partitions of all other ids
 
 
-class Part(msgspec.Struct, array_like=True, gc=False):
+class FragmentPart(msgspec.Struct, array_like=True, gc=False):
     """A fragment without its columns, as a commit's record keeps it."""
 
     place: int
@@ -34,7 +44,7 @@ class Part(msgspec.Struct, array_like=True, gc=False):
     version: int | None = None
 
 
-class Block(msgspec.Struct, array_like=True, gc=False):
+class FragmentBlock(msgspec.Struct, array_like=True, gc=False):
     """A row: neighbours in a bucket, all of one commit. The row's key is the last one's place, or was."""
 
     places: list[int]
@@ -52,26 +62,28 @@ class Place(msgspec.Struct, array_like=True, frozen=True, gc=False):
     number: int
 
 
-encode_parts = encode_place = _encode = msgspec.msgpack.Encoder().encode
+encode = msgspec.msgpack.Encoder().encode
 decode_place = msgspec.msgpack.Decoder(Place).decode
-decode_parts = msgspec.msgpack.Decoder(list[Part]).decode
-decode_block = msgspec.msgpack.Decoder(Block).decode
+decode_parts = msgspec.msgpack.Decoder(list[FragmentPart]).decode
+decode_block = msgspec.msgpack.Decoder(FragmentBlock).decode
 
 
 def encode_block(places: Sequence[int], bodies: Sequence[bytes | memoryview], claim: bytes) -> bytes:
     """From fragments that are encoded already, each for itself."""
-    return b"\x93" + _encode(places) + wire.array(bodies) + _encode(claim)  # 0x93: an array of three
+    return b"\x93" + encode(places) + wire.array(bodies) + encode(claim)  # 0x93: an array of three
 
 
-def older_claim(game: str, bucket: int, place: int, f: Fragment) -> bytes:
-    """The place that the claim of a fragment says which version 2 stored."""
-    return encode_place(Place(game, bucket, place - f.steps, 0))
+def claims(game: str, bucket: int, block: FragmentBlock) -> Iterator[tuple[tuple[int, bytes, bytes, bytes], Fragment]]:
+    """A block's fragments, each with the key of its claim. Of those that version 2 stored each says another place."""
+    for place, f in zip(block.places, block.fragments, strict=True):
+        claim = block.claim or encode(Place(game, bucket, place - f.steps, 0))
+        yield (*locate(f.id), claim, digest(f)), f
 
 
 def checksum(f: Fragment) -> int:
     """Of all but the id and the time: who sends a fragment again may have another clock fill that in."""
     rest = (f.game, f.schema, f.player, f.episode, f.start, f.steps, f.terminated, f.truncated, f.model, f.version)
-    found = zlib.crc32(_encode((rest, f.log_prob is None)))
+    found = zlib.crc32(encode((rest, f.log_prob is None)))
     for column in (f.obs, f.action, f.reward, f.log_prob or b""):
         found = zlib.crc32(column, found)
     return found

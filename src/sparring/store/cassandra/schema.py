@@ -1,37 +1,34 @@
 """The tables of a store on Cassandra, and every statement about them. `cassandra_store` says what they mean."""
 
-__all__ = ["SCHEMA", "STATEMENTS", "TABLES", "VERSION"]
+__all__ = ["GAME_TABLES", "SCHEMA", "STATEMENTS", "VERSION"]
 
 VERSION = 3  # of the tables; older ones: see `migration`
-SCHEMA = (  # {compression} is the address's
-    "CREATE TABLE IF NOT EXISTS version (key text PRIMARY KEY, version int)",
+COMPRESSED = "WITH compression = {{'class': '{compression}'}}"  # as the address says
+SCHEMA = {
+    "version": "(key text PRIMARY KEY, version int)",
     # key: what all other tables call the game. A name that is declared again after its game was deleted gets another.
     # deleted: what is left of one that was not declared again.
-    "CREATE TABLE IF NOT EXISTS game (name text PRIMARY KEY, spec text, key text, paused boolean, deleted boolean)",
-    "CREATE TABLE IF NOT EXISTS bucket (game text, bucket int, day int, PRIMARY KEY (game, bucket))",
-    """CREATE TABLE IF NOT EXISTS head (
-        game text, bucket int, steps bigint, fragments int, bytes bigint, closed boolean,
-        PRIMARY KEY ((game, bucket)))""",
+    "game": "(name text PRIMARY KEY, spec text, key text, paused boolean, deleted boolean)",
+    "bucket": "(game text, bucket int, day int, PRIMARY KEY (game, bucket))",
+    "head": "(game text, bucket int, steps bigint, fragments int, bytes bigint, closed boolean,"
+    " PRIMARY KEY ((game, bucket)))",
     # Fragments, some in a row: Cassandra's work is by the row more than by the byte.
-    """CREATE TABLE IF NOT EXISTS block (
-        game text, day int, bucket int, place bigint, body blob, PRIMARY KEY ((game, day, bucket), place))
-        WITH compression = {{'class': '{compression}'}}""",
+    "block": "(game text, day int, bucket int, place bigint, body blob, PRIMARY KEY ((game, day, bucket), place))"
+    f" {COMPRESSED}",
     # What a commit held, without the columns: a row per commit.
-    """CREATE TABLE IF NOT EXISTS record (
-        game text, day int, bucket int, place bigint, time double, parts blob,
-        PRIMARY KEY ((game, day, bucket), place)) WITH compression = {{'class': '{compression}'}}""",
+    "record": "(game text, day int, bucket int, place bigint, time double, parts blob,"
+    f" PRIMARY KEY ((game, day, bucket), place)) {COMPRESSED}",
     # place: see `rows.Place`; player: a digest; checksum: of the content; none: it was erased.
-    """CREATE TABLE IF NOT EXISTS claims (
-        shard bigint, id blob, place blob, player blob, checksum bigint, PRIMARY KEY (shard, id, place, player))""",
-    """CREATE TABLE IF NOT EXISTS merge (
-        game text, epoch int, at bigint, entry blob, PRIMARY KEY ((game, epoch), at))""",
-    "CREATE TABLE IF NOT EXISTS erasure (game text PRIMARY KEY, mark uuid)",
-    """CREATE TABLE IF NOT EXISTS quarantine (
-        game text, writer uuid, slot int, time double, player text, id text, reason text,
-        PRIMARY KEY (game, writer, slot)) WITH default_time_to_live = 2592000""",
-    "CREATE TABLE IF NOT EXISTS rejected (game text, writer uuid, count bigint, PRIMARY KEY (game, writer))",
-)
-TABLES = ("game", "bucket", "head", "block", "record", "claims", "merge", "erasure", "quarantine", "rejected")
+    "claims": "(shard bigint, id blob, place blob, player blob, checksum bigint,"
+    " PRIMARY KEY (shard, id, place, player))",
+    "merge": "(game text, epoch int, at bigint, entry blob, PRIMARY KEY ((game, epoch), at))",
+    "erasure": "(game text PRIMARY KEY, mark uuid)",
+    "quarantine": "(game text, writer uuid, slot int, time double, player text, id text, reason text,"
+    " PRIMARY KEY (game, writer, slot)) WITH default_time_to_live = 2592000",
+    "rejected": "(game text, writer uuid, count bigint, PRIMARY KEY (game, writer))",
+}
+
+GAME_TABLES = ("bucket", "erasure", "quarantine", "rejected")  # of which a game has one partition
 
 PARTITION = "game = ? AND day = ? AND bucket = ?"
 CLAIM = "shard = ? AND id = ? AND place = ? AND player = ?"
@@ -41,6 +38,7 @@ STATEMENTS = {
     "games": "SELECT name, spec, paused FROM game",
     "game": "SELECT spec, key FROM game WHERE name = ?",
     "register": "UPDATE game SET spec = ?, key = ?, paused = false, deleted = null WHERE name = ? IF spec = null",
+    "revise": "UPDATE game SET spec = ? WHERE name = ? IF spec = ?",
     "pause": "UPDATE game SET paused = ? WHERE name = ? IF spec != null",
     "unregister": "UPDATE game SET spec = null WHERE name = ? IF key = ?",
     # That it was deleted is remembered for a year.
@@ -48,7 +46,7 @@ STATEMENTS = {
     " IF key = ? AND spec = null",
     "newest bucket": "SELECT bucket FROM bucket WHERE game = ? ORDER BY bucket DESC LIMIT 1",
     "open bucket": "INSERT INTO bucket (game, bucket, day) VALUES (?, ?, ?) IF NOT EXISTS",
-    "buckets": "SELECT bucket, day FROM bucket WHERE game = ? AND bucket > ? LIMIT ?",
+    "buckets": "SELECT bucket, day FROM bucket WHERE game = ? AND bucket > ?",
     "heads": "SELECT bucket, steps, fragments, bytes, closed FROM head WHERE game = ? AND bucket IN ?",
     "advance": "UPDATE head SET steps = ?, fragments = ?, bytes = ?, closed = ? WHERE game = ? AND bucket = ?"
     " IF steps = ? AND closed = ?",
@@ -72,7 +70,7 @@ STATEMENTS = {
     "erasure": "SELECT mark FROM erasure WHERE game = ?",
     "mark erasure": "INSERT INTO erasure (game, mark) VALUES (?, ?)",
     "quarantine": "INSERT INTO quarantine (game, writer, slot, time, player, id, reason) VALUES (?, ?, ?, ?, ?, ?, ?)",
-    "quarantined": "SELECT writer, slot, player FROM quarantine WHERE game = ?",
+    "quarantined": "SELECT writer, slot, player, id, reason, time FROM quarantine WHERE game = ?",
     "release": "DELETE FROM quarantine WHERE game = ? AND writer = ? AND slot = ?",
     "count rejected": "INSERT INTO rejected (game, writer, count) VALUES (?, ?, ?) USING TIMESTAMP ?",
     "rejected": "SELECT count FROM rejected WHERE game = ?",
@@ -81,8 +79,5 @@ STATEMENTS = {
     "drop blocks": f"DELETE FROM block {LAST} WHERE {PARTITION}",
     "drop records": f"DELETE FROM record {LAST} WHERE {PARTITION}",
     "drop merged": f"DELETE FROM merge {LAST} WHERE game = ? AND epoch = ?",
-    "drop buckets": f"DELETE FROM bucket {LAST} WHERE game = ?",
-    "drop erasure": f"DELETE FROM erasure {LAST} WHERE game = ?",
-    "drop quarantine": f"DELETE FROM quarantine {LAST} WHERE game = ?",
-    "drop rejected": f"DELETE FROM rejected {LAST} WHERE game = ?",
+    **{f"drop {table}": f"DELETE FROM {table} {LAST} WHERE game = ?" for table in GAME_TABLES},
 }

@@ -9,12 +9,12 @@ from sparring.experience import Fragment
 from sparring.store.arrival import Unfinished
 from sparring.store.sqlite.statements import insert_rows, marks, portions
 
-__all__ = ["Episodes"]
+__all__ = ["EpisodeTable"]
 
 _Part = tuple[tuple[int, str], Fragment, float, int]  # player and episode, the fragment, its sum of rewards, its seq
 
 
-class Episodes:
+class EpisodeTable:
     """The episodes that this transaction begins, continues and completes."""
 
     def __init__(self, db: sqlite3.Connection, now: float) -> None:

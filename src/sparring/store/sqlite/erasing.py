@@ -60,10 +60,11 @@ def _remove(db: sqlite3.Connection, game: int, seqs: list[tuple[int]], gone: lis
     db.executemany("DELETE FROM fragment WHERE seq = ?", seqs)
     bury(db, game, gone)
     db.executemany(
-        "UPDATE tally SET fragments = fragments - 1, steps = steps - ?, bytes = bytes - ?"
+        "UPDATE tally SET fragments = fragments - 1, steps = steps - ?, bytes = bytes - ?,"
+        " bot_steps = max(min(bot_steps - ?, steps - ?), 0)"
         " WHERE game = ? AND kind = ? AND name = ? AND version = ?",
         [
-            (f.steps, size, game, *tally)
+            (f.steps, size, 0 if f.model is None else f.steps, f.steps, game, *tally)
             for f, size in zip(gone, Submission(gone).sizes, strict=True)
             for tally in tallies(f.player, f.model, f.version)
         ],

@@ -7,12 +7,12 @@ from sparring.errors import InputError
 from sparring.store.arrival import Submission, decode, same
 from sparring.store.protocol import NotRegistered, Outcome
 from sparring.store.sqlite.connection import transaction
-from sparring.store.sqlite.episode_table import Episodes
+from sparring.store.sqlite.episode_table import EpisodeTable
 from sparring.store.sqlite.game_table import Shelf, find_game
 from sparring.store.sqlite.statements import insert_rows, marks, portions
 from sparring.store.sqlite.tables import PLACES, PLAYER
 from sparring.store.sqlite.tally_table import Arrival, Tally, open_tally, sums
-from sparring.store.sqlite.tombstone_table import Play, any_erased, erased
+from sparring.store.sqlite.tombstone_table import Tombstone, any_erased, erased
 
 __all__ = ["Ledger", "append"]
 
@@ -107,15 +107,15 @@ def _known(db: sqlite3.Connection, ids: list[str]) -> _Bodies:
     return found
 
 
-def _erased(db: sqlite3.Connection, ledger: Ledger, submission: Submission) -> set[Play]:
+def _erased(db: sqlite3.Connection, ledger: Ledger, submission: Submission) -> set[Tombstone]:
     """What was there once. Only games of which something was erased pay for the look."""
-    found: set[Play] = set()
+    found: set[Tombstone] = set()
     for game in ledger.erased & {name for name, _ in submission.games}:
         found |= erased(db, ledger.games[game].key, game, submission.fragments)
     return found
 
 
-def _sort(submission: Submission, known: _Bodies, erased: set[Play], new: list[Arrival]) -> list[Outcome]:
+def _sort(submission: Submission, known: _Bodies, erased: set[Tombstone], new: list[Arrival]) -> list[Outcome]:
     arrivals = zip(submission.fragments, submission.bodies, submission.returns, submission.sizes, strict=True)
     ids = {f.id for f in submission.fragments}
     if not erased and len(ids) == len(submission.fragments) and known.keys().isdisjoint(ids):  # the usual case
@@ -143,7 +143,7 @@ def _insert(db: sqlite3.Connection, ledger: Ledger, new: list[Arrival], now: flo
         total.key, total.newest = ledger.tallies.get(tally) or open_tally(db, ledger.games[tally[0]].key, tally)
     players = {(game, name): total for (game, kind, name, _), total in tallies.items() if kind == PLAYER}
     places = {name: game.key * PLACES + game.place for name, game in ledger.games.items()}
-    episodes = Episodes(db, now)
+    episodes = EpisodeTable(db, now)
     rows = []
     for f, body, ret, _ in new:
         player = players[f.game, f.player]
@@ -154,9 +154,9 @@ def _insert(db: sqlite3.Connection, ledger: Ledger, new: list[Arrival], now: flo
     insert_rows(db, "fragment", rows)
     episodes.write()
     db.executemany(
-        "UPDATE tally SET fragments = fragments + ?, steps = steps + ?, bytes = bytes + ?, last_seen = ?, newest = ?"
-        " WHERE key = ?",
-        [(t.fragments, t.steps, t.bytes, now, t.newest, t.key) for t in tallies.values()],
+        "UPDATE tally SET fragments = fragments + ?, steps = steps + ?, bot_steps = bot_steps + ?, bytes = bytes + ?,"
+        " last_seen = ?, newest = ? WHERE key = ?",
+        [(t.fragments, t.steps, t.bot_steps, t.bytes, now, t.newest, t.key) for t in tallies.values()],
     )
     for name, game in ledger.games.items():
         ledger.games[name] = game._replace(place=places[name] - game.key * PLACES)

@@ -1,15 +1,18 @@
 """The table of games: how one is registered and found."""
 
 import sqlite3
+from collections.abc import Callable
 from typing import NamedTuple
 
 from sparring.experience import new_id
 from sparring.games import Game
 from sparring.store.arrival import require_same
-from sparring.store.declarations import read_declaration
+from sparring.store.declarations import read_declaration, revised
+from sparring.store.profile import Revision
+from sparring.store.protocol import NotRegistered
 from sparring.store.sqlite.tables import GAME
 
-__all__ = ["Shelf", "find_game", "register"]
+__all__ = ["Shelf", "find_game", "register", "revise"]
 
 
 def register(db: sqlite3.Connection, game: Game) -> None:
@@ -26,6 +29,15 @@ def register(db: sqlite3.Connection, game: Game) -> None:
     )
     db.execute("INSERT INTO tally (game, kind, name, version) VALUES (?, ?, '', -1)", (key, GAME))
     db.execute("DELETE FROM deleted WHERE name = ?", (game.name,))
+
+
+def revise(db: sqlite3.Connection, name: str, change: Callable[[Revision], Revision]) -> Revision:
+    row = db.execute("SELECT spec FROM game WHERE name = ?", (name,)).fetchone()
+    if row is None:
+        raise NotRegistered(f"no game {name!r} is registered here")
+    new, text = revised(name, row[0], change)
+    db.execute("UPDATE game SET spec = ? WHERE name = ?", (text.decode(), name))
+    return new
 
 
 class Shelf(NamedTuple):

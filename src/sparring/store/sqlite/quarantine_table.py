@@ -4,14 +4,13 @@ import sqlite3
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
+from sparring.store.arrival import Refusal
+from sparring.store.protocol import Quarantined
+from sparring.store.queue import QUARANTINE
 from sparring.store.sqlite.game_table import find_game
 from sparring.store.sqlite.tables import SOURCE
 
-__all__ = ["QUARANTINE", "Refusal", "note", "note_from"]
-
-QUARANTINE = 4096  # refused fragments kept
-
-Refusal = tuple[float, str, str, str, str]  # time, game, player, fragment's id, reason
+__all__ = ["newest", "note", "note_from"]
 
 
 def note(db: sqlite3.Connection, refusals: Sequence[Refusal], counts: Counter[str]) -> None:
@@ -19,6 +18,14 @@ def note(db: sqlite3.Connection, refusals: Sequence[Refusal], counts: Counter[st
     db.executemany("INSERT INTO quarantine (time, game, player, id, reason) VALUES (?, ?, ?, ?, ?)", refusals)
     db.execute("DELETE FROM quarantine WHERE seq <= (SELECT max(seq) FROM quarantine) - ?", (QUARANTINE,))
     db.executemany("UPDATE game SET rejected = rejected + ? WHERE name = ?", [(n, game) for game, n in counts.items()])
+
+
+def newest(db: sqlite3.Connection, game: str, limit: int) -> list[Quarantined]:
+    """The table has a few thousand rows of all games: no index for this."""
+    rows = db.execute(
+        "SELECT game, player, id, reason, time FROM quarantine WHERE game = ? ORDER BY seq DESC LIMIT ?", (game, limit)
+    )
+    return [Quarantined(*row) for row in rows]
 
 
 def note_from(db: sqlite3.Connection, source: str, totals: Mapping[str, int], refusals: Sequence[Refusal]) -> None:

@@ -4,51 +4,51 @@ here is what callers see, and reading: any number of threads and processes, at a
 import os
 import sqlite3
 import threading
-from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import Future
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
 import msgspec
 import numpy as np
 
-from sparring.errors import InputError, SparringError
+from sparring.errors import SparringError
 from sparring.experience import Fragment
 from sparring.games import Game
-from sparring.store.arrival import Submission, decode, failed, refusal, stripes
-from sparring.store.declarations import Declarations
+from sparring.store.arrival import Submission, decode, stripes
+from sparring.store.durable import DurableStore
+from sparring.store.profile import Revision
 from sparring.store.protocol import (
     Episode,
+    EpisodePage,
     NotRegistered,
     Outcome,
     PlayerStats,
     Quarantined,
     Stats,
-    StoreBusy,
     Tail,
     VersionStats,
 )
-from sparring.store.sqlite import connection, erasing, game_table, quarantine_table, tables
+from sparring.store.sqlite import connection, episode_reading, erasing, game_table, quarantine_table, tables
 from sparring.store.sqlite.game_table import find_game
 from sparring.store.sqlite.tables import GAME, MODEL, PLACES, PLAYER
-from sparring.store.sqlite.writer import Writer
+from sparring.store.sqlite.writer import SqliteWriter
 
 __all__ = ["SqliteStore"]
 
 ANSWER = 64 << 20  # bytes in one answer of `tail`: fragments of images are large
 
 
-class SqliteStore:
+class SqliteStore(DurableStore[SqliteWriter]):
     """A store in the file `path`, made if absent. `readonly` opens one that another process writes."""
 
     def __init__(self, path: str | os.PathLike[str], *, readonly: bool = False) -> None:
         self.path = Path(path)
         self._lock = threading.Lock()
         self._closed = False
-        self._declarations = Declarations(self.path)
-        self._writer = None if readonly else Writer(self.path)
+        super().__init__(self.path, None if readonly else SqliteWriter(self.path))
         # Connections that no thread reads with now.
         self._idle = [connection.open_reader(self.path)] if readonly else []
+        self._counts_bots = not readonly  # else it may be a file that only older writers have opened
 
     def close(self) -> None:
         """Writes what was submitted, then closes. Twice is fine."""
@@ -66,18 +66,9 @@ class SqliteStore:
     def append(self, fragments: Sequence[Fragment]) -> list[Outcome]:
         return self._writing().append(Submission(fragments))
 
-    def submit(self, fragments: Sequence[Fragment]) -> "Future[list[Outcome]]":
-        try:
-            return self._writing().submit(Submission(fragments))
-        except (InputError, StoreBusy) as error:
-            return failed(error)
-
-    def quarantine(self, game: str, player: str, fragment_id: str, reason: str) -> None:
-        self._writing().refuse(refusal(game, player, fragment_id, reason))
-
-    def quarantine_from(self, source: str, totals: Mapping[str, int], newest: Sequence[Quarantined]) -> None:
-        notes = [refusal(r.game, r.player, r.id, r.reason) for r in newest]
-        self._writing().call(lambda db: quarantine_table.note_from(db, source, totals, notes))
+    def quarantined(self, game: str, limit: int = 100) -> list[Quarantined]:
+        with self._reading() as db:
+            return quarantine_table.newest(db, game, limit)
 
     def erase(self, game: str, player: str) -> int:
         """Some at a time, so that appends get through in between; then the bytes are removed from the files too."""
@@ -137,21 +128,12 @@ class SqliteStore:
                 return False
             return db.execute("SELECT 1 FROM deleted WHERE name = ?", (name,)).fetchone() is not None
 
-    def _writing(self) -> Writer:
-        if self._writer is None:
-            raise SparringError(f"the store {self.path} is open for reading only")
-        return self._writer
+    def revise(self, game: str, change: Callable[[Revision], Revision]) -> Revision:
+        return self._writing().call(lambda db: game_table.revise(db, game, change))
 
-    def games(self) -> list[Game]:
-        return self._declared()[0]
-
-    def unreadable(self) -> dict[str, str]:
-        return self._declared()[1]
-
-    def _declared(self) -> tuple[list[Game], dict[str, str]]:
+    def _specs(self) -> list[tuple[str, str]]:
         with self._reading() as db:
-            rows = db.execute("SELECT name, spec FROM game ORDER BY name").fetchall()
-        return self._declarations.read(rows)
+            return db.execute("SELECT name, spec FROM game ORDER BY name").fetchall()
 
     def tail(self, game: str, after: int = 0, limit: int = 1000) -> Tail:
         with self._reading() as db:
@@ -210,14 +192,19 @@ class SqliteStore:
 
     def stats(self, game: str) -> Stats:
         with self._reading() as db:
-            return _stats(db, game)
+            return _stats(db, game, self._bot_steps(db))
+
+    def _bot_steps(self, db: sqlite3.Connection) -> str:
+        """The column, where there is one."""
+        self._counts_bots = self._counts_bots or tables.counts_bots(db)
+        return "bot_steps" if self._counts_bots else "0"
 
     def players(self, game: str, limit: int = 100) -> list[PlayerStats]:
         with self._reading() as db:
             rows = db.execute(
                 # The kind is written out: SQLite takes the index player_seen only when it can see that it applies.
-                f"SELECT name, fragments, steps, last_seen FROM tally WHERE game = ? AND kind = '{PLAYER}'"
-                " ORDER BY last_seen DESC LIMIT ?",
+                f"SELECT name, fragments, steps, last_seen, {self._bot_steps(db)} FROM tally"
+                f" WHERE game = ? AND kind = '{PLAYER}' ORDER BY last_seen DESC LIMIT ?",
                 (find_game(db, game).key, limit),
             )
             return [PlayerStats(*row) for row in rows]
@@ -233,13 +220,17 @@ class SqliteStore:
 
     def episodes(self, game: str, after: int = 0, limit: int = 1000) -> list[Episode]:
         with self._reading() as db:
-            rows = db.execute(
-                "SELECT player.name, e.name, e.steps, e.ret, e.ended, e.model, e.version, e.seq - ?1"
-                " FROM episode e JOIN tally player ON player.key = e.player"
-                " WHERE e.seq > ?1 + ?2 AND e.seq < ?1 + ?3 ORDER BY e.seq LIMIT ?4",
-                (find_game(db, game).key * PLACES, after, PLACES, limit),
-            )
-            return [Episode(*row) for row in rows]
+            return episode_reading.after(db, find_game(db, game).key, after, limit)
+
+    def newest_episodes(self, game: str, before: int | None = None, limit: int = 100) -> EpisodePage:
+        with self._reading() as db:
+            return episode_reading.newest(db, find_game(db, game).key, before, limit)
+
+    def episode(
+        self, game: str, cursor: int, first: int = 0, last: int | None = None
+    ) -> tuple[Episode, list[Fragment]] | None:
+        with self._reading() as db:
+            return episode_reading.one(db, find_game(db, game).key, cursor, first, last)
 
     @contextmanager
     def _reading(self) -> Iterator[sqlite3.Connection]:
@@ -266,10 +257,10 @@ class SqliteStore:
         db.close()
 
 
-def _stats(db: sqlite3.Connection, game: str) -> Stats:
+def _stats(db: sqlite3.Connection, game: str, bot_steps: str = "0") -> Stats:
     row = db.execute(
-        "SELECT fragments, steps, players, bytes, rejected FROM game JOIN tally ON tally.game = game.key AND kind = ?"
-        " WHERE game.name = ?",
+        f"SELECT fragments, steps, players, bytes, rejected, {bot_steps} FROM game"
+        " JOIN tally ON tally.game = game.key AND kind = ? WHERE game.name = ?",
         (GAME, game),
     ).fetchone()
     return Stats(*row) if row else Stats(0, 0, 0, 0, 0)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from sparring.errors import InputError
 
-__all__ = ["GAME", "MODEL", "PAGE", "PLACES", "PLAYER", "SOURCE", "is_older", "upgrade", "version_of"]
+__all__ = ["GAME", "MODEL", "PAGE", "PLACES", "PLAYER", "SOURCE", "counts_bots", "is_older", "upgrade", "version_of"]
 
 VERSION = 2  # of these tables
 APPLICATION = 0x53504152  # "SPAR" in the file's header
@@ -73,6 +73,19 @@ ADDED = (
     "CREATE INDEX IF NOT EXISTS player_seen ON tally (game, last_seen) WHERE kind = 'player'",
 )
 
+# The same holds for the column that says how many of a tally's steps bots made. What is there by then: of games and
+# models it is known; of a player it follows from the complete episodes, all of his steps if bots played all of those.
+COUNT_BOTS = (
+    "ALTER TABLE tally ADD COLUMN bot_steps INTEGER NOT NULL DEFAULT 0",
+    "UPDATE tally SET bot_steps = steps WHERE kind = 'model' AND name != ''",
+    "UPDATE tally SET bot_steps = model.steps FROM"
+    " (SELECT game, sum(bot_steps) AS steps FROM tally WHERE kind = 'model' GROUP BY game) AS model"
+    " WHERE kind = 'game' AND model.game = tally.game",
+    "UPDATE tally SET bot_steps = min(steps, iif(played.people, played.bots, steps)) FROM"
+    " (SELECT player, sum(iif(model IS NULL, 0, steps)) AS bots, sum(model IS NULL) AS people"
+    " FROM episode GROUP BY player HAVING bots > 0) AS played WHERE kind = 'player' AND tally.key = played.player",
+)
+
 GAME, PLAYER, MODEL, SOURCE = "game", "player", "model", "source"  # kinds of tally; of a source: what it refused
 
 
@@ -85,7 +98,7 @@ def upgrade(db: sqlite3.Connection, version: int) -> None:
     for later in range(max(version, 1) + 1, VERSION + 1):
         for statement in UPGRADES[later]:
             db.execute(statement)
-    for statement in ADDED:
+    for statement in (*ADDED, *(() if counts_bots(db) else COUNT_BOTS)):
         db.execute(statement)
     db.execute(f"PRAGMA user_version = {VERSION}")
 
@@ -93,6 +106,11 @@ def upgrade(db: sqlite3.Connection, version: int) -> None:
 def is_older(db: sqlite3.Connection) -> bool:
     """Whether a reader is before a file that no writer has opened since the tables grew."""
     return bool(db.execute("PRAGMA user_version").fetchone()[0] < VERSION)
+
+
+def counts_bots(db: sqlite3.Connection) -> bool:
+    """Whether the tallies tell bots' steps apart: not in a file that only older writers have opened."""
+    return "bot_steps" in [row[1] for row in db.execute("PRAGMA table_info(tally)")]
 
 
 def version_of(db: sqlite3.Connection, path: Path) -> int:

@@ -25,10 +25,10 @@ def find_player(db: sqlite3.Connection, game: str, name: str) -> tuple[int, int]
 class Sum:
     """What one transaction adds to a tally, then also the tally's key and newest fragment."""
 
-    __slots__ = ("bytes", "fragments", "key", "newest", "steps")
+    __slots__ = ("bot_steps", "bytes", "fragments", "key", "newest", "steps")
 
     def __init__(self) -> None:
-        self.fragments = self.steps = self.bytes = self.key = self.newest = 0
+        self.fragments = self.steps = self.bot_steps = self.bytes = self.key = self.newest = 0
 
 
 def open_tally(db: sqlite3.Connection, game: int, tally: Tally) -> tuple[int, int]:
@@ -63,6 +63,7 @@ def sums(new: list[Arrival]) -> dict[Tally, Sum]:
             total = sums[game, *tally]
             total.fragments += group.fragments
             total.steps += group.steps
+            total.bot_steps += 0 if model is None else group.steps
             total.bytes += group.bytes
     return sums
 

@@ -7,9 +7,9 @@ from collections.abc import Iterable
 from sparring.experience import Fragment
 from sparring.store.sqlite.statements import marks, portions
 
-__all__ = ["Play", "any_erased", "bury", "digest", "erased"]
+__all__ = ["Tombstone", "any_erased", "bury", "digest", "erased"]
 
-Play = tuple[str, str, str]  # game, player, fragment's id
+Tombstone = tuple[str, str, str]  # game, player, fragment's id
 
 
 def any_erased(db: sqlite3.Connection, game: int) -> bool:
@@ -17,9 +17,9 @@ def any_erased(db: sqlite3.Connection, game: int) -> bool:
     return db.execute("SELECT 1 FROM tombstone WHERE game = ? LIMIT 1", (game,)).fetchone() is not None
 
 
-def erased(db: sqlite3.Connection, key: int, game: str, fragments: Iterable[Fragment]) -> set[Play]:
+def erased(db: sqlite3.Connection, key: int, game: str, fragments: Iterable[Fragment]) -> set[Tombstone]:
     """Those of the game's fragments that were there once."""
-    found: set[Play] = set()
+    found: set[Tombstone] = set()
     ids = {digest(f.player, f.id): (game, f.player, f.id) for f in fragments if f.game == game}
     for some in portions(list(ids)):
         rows = db.execute(

@@ -5,8 +5,7 @@ import logging
 import sqlite3
 import threading
 import time
-from collections import Counter, deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from pathlib import Path
 from typing import Any, Generic, TypeVar
@@ -14,18 +13,16 @@ from typing import Any, Generic, TypeVar
 import msgspec
 
 from sparring.errors import InputError, SparringError
-from sparring.store.arrival import Submission
-from sparring.store.protocol import Outcome, StoreBusy, StoreFull
+from sparring.store.arrival import Refusal, Submission
+from sparring.store.protocol import Outcome, StoreFull
+from sparring.store.queue import Queue, Work
 from sparring.store.sqlite import connection, erasing, fragment_table, quarantine_table, scrubbing, tables
-from sparring.store.sqlite.quarantine_table import Refusal
 
-__all__ = ["Writer"]
+__all__ = ["SqliteWriter"]
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
 
-GROUP = 4 << 20  # bytes in one transaction: with more, fsync's share is small and latency grows
-PENDING = 64 << 20  # bytes waiting for one
 CHECKPOINT = 16 << 20  # bytes of log between two checkpoints
 OVERHEAD = 8 * tables.PAGE  # bytes of log that every transaction takes besides its fragments
 LOG_LIMIT = 256 << 20  # beyond it a checkpoint is worth a longer wait
@@ -35,29 +32,23 @@ SCRUB_WAIT = 30.0  # seconds that who erased waits for the files to be clean; a 
 BLOCKED = 1.0  # seconds until the next try while a reader is in the way
 
 
-class _Work(Generic[T]):
-    def __init__(self) -> None:
-        self.future: Future[T] = Future()
-
-
-class _Append(_Work[list[Outcome]]):
+class _Append(Work):
     def __init__(self, submission: Submission) -> None:
-        super().__init__()
+        super().__init__(submission.size)
         self.submission = submission
-        self.size = submission.size
 
 
-class _Call(_Work[T]):
+class _Call(Work, Generic[T]):
     """Other work, in a transaction of its own."""
 
-    size = 0
+    last = True
 
     def __init__(self, work: Callable[[sqlite3.Connection], T]) -> None:
         super().__init__()
         self.work = work
 
 
-class Writer:
+class SqliteWriter:
     def __init__(self, path: Path) -> None:
         self.path = path
         self._turn = threading.Lock()  # guards the connection and the next three
@@ -66,14 +57,8 @@ class Writer:
         self._written = 0  # bytes of log since the last checkpoint, about
         self._razing, left = erasing.unfinished(self._db)  # rows of deleted games, from a process that was killed
         self._checkpointer = connection.connect(path)  # the thread's own
-        self._lock = threading.Lock()  # guards the rest
-        self._room = threading.Condition(self._lock)
-        self._call_thread = threading.Condition(self._lock)  # not the same: a thread woken for nothing takes the GIL
-        self._closed = False
-        self._pending: deque[_Append | _Call[Any]] = deque()
-        self._pending_bytes = 0
-        self._refusals: deque[Refusal] = deque(maxlen=quarantine_table.QUARANTINE)
-        self._refused: Counter[str] = Counter()
+        self._queue: Queue[_Append | _Call[Any]] = Queue(path)
+        self._lock = self._queue.lock  # guards the rest
         self._scrub = left  # bytes of erased rows may be in the files
         self._wanted = self._razing or left  # there is something for the thread to do
         self._blocked = False  # and a reader keeps us from removing them
@@ -84,7 +69,7 @@ class Writer:
     def submit(self, submission: Submission) -> "Future[list[Outcome]]":
         """Never waits: StoreBusy when too much is pending."""
         work = _Append(submission)
-        self._put(work, wait=False)
+        self._queue.put(work, wait=False)
         self._want_thread()
         return work.future
 
@@ -100,23 +85,17 @@ class Writer:
         with self._lock:
             self._scrub, self._blocked = True, False
             self._wanted = True
-            self._call_thread.notify()
-            self._scrubbed.wait_for(lambda: not self._scrub or self._blocked or self._closed, SCRUB_WAIT)
+            self._queue.called.notify()
+            self._scrubbed.wait_for(lambda: not self._scrub or self._blocked or self._queue.closed, SCRUB_WAIT)
 
     def refuse(self, refusal: Refusal) -> None:
-        """Never waits: of a flood only the newest are kept, like on disk; all are counted."""
-        with self._lock:
-            self._require_open()
-            self._refusals.append(refusal)
-            self._refused[refusal[1]] += 1
+        self._queue.refuse(refusal)
         self._want_thread()
 
     def note_refusals(self) -> None:
         """Writes those there are; afterwards none from before the call is on its way."""
         with self._turn:
-            with self._lock:
-                refusals, self._refusals = self._refusals, deque(maxlen=quarantine_table.QUARANTINE)
-                counts, self._refused = self._refused, Counter()
+            refusals, counts = self._queue.take_refusals()
             if not refusals:
                 return
             try:
@@ -124,86 +103,52 @@ class Writer:
                     quarantine_table.note(self._db, refusals, counts)
             except sqlite3.Error as error:
                 log.warning("%d refused fragments are not noted in %s yet: %s", counts.total(), self.path, error)
-                with self._lock:  # again with the next work
-                    refusals.extend(self._refusals)
-                    self._refusals = refusals
-                    self._refused.update(counts)
+                self._queue.put_refusals_back(refusals, counts)  # again with the next work
             except Exception as error:  # noqa: BLE001  # logged; again would fail again
                 self._unexpected(f"{counts.total()} refused fragments are not noted", error)
 
+    def note_from(self, source: str, totals: Mapping[str, int], refusals: Sequence[Refusal]) -> None:
+        self.call(lambda db: quarantine_table.note_from(db, source, totals, refusals))
+
     def close(self) -> None:
-        with self._lock:
-            self._closed = True
-            self._call_thread.notify()
+        self._queue.close()
         self._thread.join()
 
     def _finish(self, work: "_Append | _Call[Any]") -> Any:
-        self._put(work, wait=True)
+        self._queue.put(work, wait=True)
         with self._turn:
             while not work.future.done():
                 self._work()
         return work.future.result()
 
-    def _put(self, work: "_Append | _Call[Any]", *, wait: bool) -> None:
-        with self._lock:
-            self._require_open()
-            while self._pending and self._pending_bytes + work.size > PENDING:
-                if not wait:
-                    raise StoreBusy(f"{self._pending_bytes >> 20} MiB are waiting to be written: try again in a second")
-                self._room.wait()
-                self._require_open()
-            self._pending.append(work)
-            self._pending_bytes += work.size
-
     def _want_thread(self) -> None:
         with self._lock:
             self._wanted = True
-            self._call_thread.notify()
-
-    def _require_open(self) -> None:
-        if self._closed:
-            raise SparringError(f"the store {self.path} is closed")
+            self._queue.called.notify()
 
     # With the turn
 
     def _work(self) -> None:
         """Whatever goes wrong is the answer to those whose work it was, and raised to nobody else: the turn may be that
         of another caller, or of the thread, which has to live on."""
-        appends, call = self._take()
+        works = self._queue.take()
         try:
-            if appends:
+            if appends := [work for work in works if isinstance(work, _Append)]:
                 self._commit(appends)
-            if call is not None:
+            for call in [work for work in works if isinstance(work, _Call)]:  # one at most, after the appends
                 self._commit_call(call)
         finally:  # also when a caller is interrupted: none of those whose work was taken may wait for ever
-            for work in (*appends, call) if call else appends:
+            for work in works:
                 if not work.future.done():
                     work.future.set_exception(SparringError(f"the store {self.path} was interrupted: try again"))
         if self._written >= CHECKPOINT:
             self._want_thread()
 
-    def _take(self) -> "tuple[list[_Append], _Call[Any] | None]":
-        """The appends of the next transaction, and the call that comes after them, if one does."""
-        appends: list[_Append] = []
-        size = 0
-        with self._lock:
-            self._room.notify_all()
-            while self._pending and size + self._pending[0].size <= max(GROUP, self._pending[0].size):
-                work = self._pending.popleft()
-                self._pending_bytes -= work.size
-                size += work.size
-                if not work.future.set_running_or_notify_cancel():
-                    continue
-                if isinstance(work, _Call):
-                    return appends, work
-                appends.append(work)
-        return appends, None
-
     def _commit(self, appends: list[_Append]) -> None:
         try:
             submissions = [append.submission for append in appends]
             answers = fragment_table.append(self._db, self._ledger, submissions, time.time())
-        except Exception as error:  # noqa: BLE001  # told, and logged if nobody thought of it
+        except Exception as error:  # noqa: BLE001  # the callers' answer, and logged if nobody thought of it
             reason = self._trouble(error)
             if len(appends) > 1 and not isinstance(reason, StoreFull):  # one may be to blame: it shall fail alone
                 for append in appends:
@@ -227,7 +172,7 @@ class Writer:
                 result = call.work(self._db)
         except InputError as error:
             call.future.set_exception(error)
-        except Exception as error:  # noqa: BLE001  # told, and logged if nobody thought of it
+        except Exception as error:  # noqa: BLE001  # the callers' answer, and logged if nobody thought of it
             call.future.set_exception(self._trouble(error))
         else:
             call.future.set_result(result)
@@ -277,11 +222,11 @@ class Writer:
     def _await_work(self) -> bool:
         """False when there will be none any more."""
         with self._lock:
-            while not (self._wanted or self._closed):
-                if not self._call_thread.wait(BLOCKED if self._scrub else None):
+            while not (self._wanted or self._queue.closed):
+                if not self._queue.called.wait(BLOCKED if self._scrub else None):
                     return True  # time to look again whether the reader is gone
-            wanted, self._wanted = self._wanted, bool(self._pending)
-            return wanted or bool(self._pending)
+            wanted, self._wanted = self._wanted, bool(self._queue.pending)
+            return wanted or bool(self._queue.pending)
 
     def _checkpoint_aside(self) -> None:
         """Most of it while others write; only the rest, and with it the log's new beginning, takes the turn."""
@@ -296,7 +241,7 @@ class Writer:
 
     def _clear_up(self) -> None:
         """One piece of what deletions leave to be done."""
-        if self._closed or not (self._razing or self._scrub):
+        if self._queue.closed or not (self._razing or self._scrub):
             return  # the next process goes on
         done: bool | None = False
         try:
@@ -356,14 +301,9 @@ class Writer:
         return False  # the log has what was just written: once more to empty it
 
     def _abandon(self) -> None:
+        self._queue.abandon()
         with self._lock:
-            self._closed = True
-            left, self._pending = self._pending, deque()
-            self._room.notify_all()
             self._scrubbed.notify_all()
-        for work in left:
-            if work.future.set_running_or_notify_cancel():
-                work.future.set_exception(SparringError(f"the store {self.path} stopped before this was written"))
         with self._turn:
             self._checkpointer.close()
             self._db.close()

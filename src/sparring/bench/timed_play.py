@@ -1,0 +1,275 @@
+"""Plays one policy by one runtime and times every inference apart from the game's step: the child of
+`bench inference`."""
+
+import contextlib
+import csv
+import itertools
+import os
+import time
+import zipfile
+from collections import deque
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from sparring.bench.child import say, serve
+from sparring.errors import InputError
+from sparring.export import weights
+from sparring.export.formats import Runner
+from sparring.games import Game
+from sparring.games.spec import Array
+from sparring.games.vector import Separate
+from sparring.metering.energy import Energy, Estimate, Failed, Nvml, Source, energy_of, open_sources
+
+__all__ = ["STEP_COLUMNS", "Order", "Result"]
+
+STEP_COLUMNS = ("episode", "step_time_ms", "steps", "reward", "run_time_ms")
+KEPT = 64  # observations that the steady measurement plays again
+LONGEST = 30_000  # steps of an episode
+SAY_S = 1.0  # between words of progress
+
+
+class Order(msgspec.Struct, kw_only=True):
+    """What is to be done.
+
+    :param runtime: A key of `runtimes.RUNTIMES`, or of somebody else's file its format.
+    :param game: A declaration, as JSON.
+    :param policy: A policy.safetensors, for runtimes without a file.
+    :param file: What the runtime loads.
+    :param steady: Seconds of the measurement without the game: rate, CPU, energy.
+    :param times: The CSV file to write, a line per inference.
+    :param info: The .npz to write, with every observation and action.
+    """
+
+    runtime: str
+    game: str
+    times: str
+    policy: str | None = None
+    file: str | None = None
+    episodes: int | None = None
+    steps: int | None = None
+    seed: int = 0
+    warmup: int = 20
+    threads: int = 1
+    steady: float = 2.0
+    meter: str | None = None
+    estimate: bool = True
+    info: str | None = None
+    video: str | None = None
+
+
+class Result(msgspec.Struct, kw_only=True):
+    """What one runtime took.
+
+    :param load_s: From the file to something that acts.
+    :param first_ms: The first inference, which may compile.
+    :param per_s: Inferences a second, one after the other, without the game.
+    :param cpu: CPU seconds by seconds of that: 1 is one busy core.
+    :param memory_mb: Of the whole process, Python and the game included.
+    :param joules: For 1,000 inferences.
+    """
+
+    load_s: float
+    first_ms: float
+    per_s: float
+    cpu: float
+    memory_mb: float
+    episodes: list[tuple[float, int, float]]  # return, steps, seconds of inference
+    cut: bool
+    joules: float | None = None
+    energy_source: str | None = None
+    device: str = "CPU"
+
+
+class Timed:
+    """A runner whose every action is timed: from the observation to the game's action, and the runtime's call alone."""
+
+    def __init__(self, runner: Runner) -> None:
+        self.runner = runner
+        self.whole = self.call = 0.0
+
+    def act(self, obs: Array) -> Array:
+        runner, clock = self.runner, time.perf_counter
+        began = clock()
+        ready = runner.prepare(obs)
+        called = clock()
+        found = runner.run(ready)
+        done = clock()
+        action = runner.action(found)
+        self.whole, self.call = clock() - began, done - called
+        return action
+
+
+class Info:
+    """Every observation and action, an entry of the .npz per episode: no more than an episode is in memory."""
+
+    def __init__(self, path: str | None) -> None:
+        self._file = None if path is None else zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED, compresslevel=1)
+        self._obs: list[Array] = []
+        self._actions: list[Array] = []
+
+    def add(self, obs: Array, action: Array) -> None:
+        if self._file is not None:
+            self._obs.append(obs.copy())
+            self._actions.append(action.copy())
+
+    def end(self, episode: int) -> None:
+        if self._file is None or not self._obs:
+            return
+        for name, rows in (("obs", self._obs), ("actions", self._actions)):
+            with self._file.open(f"{name}_{episode}.npy", "w", force_zip64=True) as entry:
+                np.lib.format.write_array(entry, np.concatenate(rows), allow_pickle=False)
+        self._obs, self._actions = [], []
+
+    def close(self) -> None:
+        if self._file is not None:
+            self._file.close()
+
+
+def play(order: Order, timed: Timed, game: Game, seen: "deque[Array]") -> tuple[list[tuple[float, int, float]], bool]:
+    """The episodes, and whether the last one was cut by the number of steps."""
+    episodes: list[tuple[float, int, float]] = []
+    envs, info = Separate(game, 1), Info(order.info)
+    total, told, cut = 0, time.monotonic(), False
+    try:
+        with Path(order.times).open("w", newline="") as file:
+            writer = csv.writer(file)
+            obs = envs.reset(order.seed)
+            for episode in itertools.count(1):
+                returned, spent, steps, over = 0.0, 0.0, 0, False
+                while not over:
+                    action = timed.act(obs)
+                    seen.append(obs)
+                    info.add(obs, action)
+                    step = envs.step(action)
+                    reward, steps, total = float(step.reward[0]), steps + 1, total + 1
+                    writer.writerow((episode, f"{timed.whole * 1e3:.6f}", steps, reward, f"{timed.call * 1e3:.6f}"))
+                    returned, spent = returned + reward, spent + timed.whole
+                    obs, over = step.obs, bool(step.terminated[0] or step.truncated[0])
+                    cut = not over and (steps >= LONGEST or (order.episodes is None and total == order.steps))
+                    over = over or cut
+                    if time.monotonic() - told > SAY_S:
+                        told = time.monotonic()
+                        say(steps=total, episodes=len(episodes))
+                info.end(episode)
+                episodes.append((returned, steps, spent))
+                if episode == order.episodes or (order.episodes is None and total == order.steps):
+                    return episodes, cut
+                if cut:
+                    envs.cut(0)
+                obs = envs.step(action).obs  # begins the next one
+    finally:
+        info.close()
+        envs.close()
+    raise AssertionError("episodes end")
+
+
+def steady(timed: Timed, seen: "deque[Array]", order: Order) -> tuple[float, float, Energy | None]:
+    """Inferences a second, busy cores, and the energy of 1,000: the observations of the end of the game again and
+    again, nothing else in between."""
+    turns: Iterator[Array] = itertools.cycle(list(seen))
+    with_energy = sources(order)
+    act, done = timed.act, 0
+    asked, before = time.perf_counter(), {source.name: source.joules() for source in with_energy}
+    cpu, began = time.process_time(), time.perf_counter()
+    end = began + order.steady
+    while time.perf_counter() < end:
+        for _ in range(10):
+            act(next(turns))
+        done += 10
+    seconds, busy = time.perf_counter() - began, time.process_time() - cpu
+    found = energy_of({source.name: source.joules() - before[source.name] for source in with_energy})
+    part = seconds / max(time.perf_counter() - asked, seconds)  # asking takes CodeCarbon a while
+    for source in with_energy:
+        source.close()
+    energy = None if found is None else Energy(found.joules * part * 1000 / done, found.source)
+    return done / seconds, busy / seconds, energy
+
+
+def sources(order: Order) -> list[Source]:
+    nvml = None
+    with contextlib.suppress(Failed):  # no GPU to ask
+        nvml = Nvml()
+    found = open_sources(order.meter, nvml=nvml)
+    if not found and order.estimate:
+        with contextlib.suppress(Failed):  # none: the result says so
+            found.append(Estimate())
+    return found
+
+
+def measure(order: Order) -> Result:
+    from sparring.bench.runtimes import open_runner  # what is loaded for it counts
+
+    game = Game.from_json(order.game)
+    if game.env is None:
+        raise InputError(f"{game.name} is a declared game: it cannot be simulated, so not played here")
+    began = time.perf_counter()
+    policy = None if order.policy is None else weights.load(Path(order.policy).read_bytes(), trusted=True)
+    file = None if order.file is None else Path(order.file)
+    timed = Timed(open_runner(order.runtime, game, policy, file, order.threads))
+    load_s = time.perf_counter() - began
+    envs = Separate(game, 1)
+    obs = envs.reset(order.seed)
+    envs.close()
+    timed.act(obs)
+    first = timed.whole
+    for _ in range(order.warmup):
+        timed.act(obs)
+    seen: deque[Array] = deque(maxlen=KEPT)
+    episodes, cut = play(order, timed, game, seen)
+    memory = memory_mb()
+    per_s, cpu, energy = steady(timed, seen, order)
+    if order.video is not None:
+        film(timed, game, Path(order.video), order.seed)
+    return Result(
+        load_s=load_s,
+        first_ms=first * 1e3,
+        per_s=per_s,
+        cpu=cpu,
+        memory_mb=memory,
+        episodes=episodes,
+        cut=cut,
+        joules=None if energy is None else energy.joules,
+        energy_source=None if energy is None else energy.source,
+        device=device_of(order),
+    )
+
+
+def device_of(order: Order) -> str:
+    if order.runtime == "jax":
+        import jax
+
+        device = jax.devices()[0]
+        return "CPU" if device.platform == "cpu" else str(device)
+    return "Edge TPU" if order.runtime == "coral" else "CPU"
+
+
+def memory_mb() -> float:
+    import psutil
+
+    return float(psutil.Process(os.getpid()).memory_info().rss) / 1e6
+
+
+def film(timed: Timed, game: Game, path: Path, seed: int) -> None:
+    from sparring.runs import video
+
+    class Player:
+        def __init__(self) -> None:
+            self.game = game
+
+        def act(self, obs: Any) -> tuple[Array, None]:
+            column = np.asarray(obs, game.observation.element.base).reshape(1, *game.observation.element.shape)
+            return timed.act(column)[0], None
+
+    video.record(Player(), path, seed=seed)
+
+
+def do(order: dict[str, Any]) -> None:
+    say(result=msgspec.to_builtins(measure(msgspec.convert(order, Order))))
+
+
+if __name__ == "__main__":
+    serve(do)

@@ -1,0 +1,147 @@
+"""Observations from play: to calibrate whole numbers with, and to compare files of a policy with it. As an npz: `obs`
+(or `obs.FIELD` of a Dict), `action`, and the game's declaration."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from io import BytesIO
+from pathlib import Path
+from zipfile import BadZipFile
+
+import numpy as np
+
+from sparring.errors import InputError
+from sparring.files import write_whole
+from sparring.games import Dict, Game, compatible
+from sparring.games.spec import Array
+from sparring.games.vector import Separate
+from sparring.networks.policy import Policy
+from sparring.networks.random_play import RandomPlay
+from sparring.store.protocol import Store
+
+__all__ = ["Sample", "played", "read", "recorded", "save"]
+
+ABREAST = 8
+EXPLORING = 2  # environments of these that explore: what is seen after a slip is in the data as well
+THINNING = 4  # steps played for each that is kept …
+LEAST_STEPS, MOST_STEPS = 2_000, 20_000  # … within these
+
+
+@dataclass(frozen=True, eq=False)
+class Sample:
+    """Observations and what was done, as columns of equal length."""
+
+    game: Game
+    obs: Array
+    action: Array
+
+
+def played(
+    game: Game,
+    policy: Policy | None,
+    samples: int,
+    seed: int = 0,
+    on_progress: Callable[[int, int], object] = lambda done, total: None,
+) -> Sample:
+    """From play here, spread over whole episodes.
+
+    :param policy: Who plays; None: at random.
+    :raises InputError: the game cannot be simulated.
+    """
+    if game.env is None:
+        raise InputError(
+            f"{game.name} is a declared game, which cannot be played here: take recorded play "
+            f"(`sparring dataset .sparring play.npz --game {game.name}`, then --calibrate play.npz)"
+        )
+    rng, environments = np.random.default_rng(seed), Separate(game, ABREAST)
+    steps = min(max(samples * THINNING, LEAST_STEPS), max(MOST_STEPS, samples)) // environments.count + 1
+    seen, done = [], []
+    try:
+        obs = environments.reset(seed)
+        for i in range(steps):
+            action = _act(game, policy, obs, rng)
+            seen.append(obs.copy())
+            done.append(action)
+            obs = environments.step(action).obs
+            on_progress(i + 1, steps)
+    finally:
+        environments.close()
+    return _some(game, np.concatenate(seen), np.concatenate(done), samples, rng)
+
+
+def _act(game: Game, policy: Policy | None, obs: Array, rng: np.random.Generator) -> Array:
+    if policy is None:
+        random = RandomPlay(game)
+        return random.run({}, random.noise(rng, len(obs)))[0]
+    action = policy.act(obs)[0]
+    action[-EXPLORING:] = policy.act(obs[-EXPLORING:], policy.noise(rng, len(obs[-EXPLORING:])))[0]
+    return action
+
+
+def recorded(store: Store, game: Game, samples: int, seed: int = 0) -> Sample:
+    """From a store, evenly over its steps."""
+    rng = np.random.default_rng(seed)
+    columns = [
+        fragment.columns(game) for fragment in store.sample(game.name, max(samples * THINNING, LEAST_STEPS), rng)
+    ]
+    if not columns:
+        raise InputError(f"there is no play of {game.name} in this store yet")
+    obs = np.concatenate([each.obs[: len(each.action)] for each in columns])
+    return _some(game, obs, np.concatenate([each.action for each in columns]), samples, rng)
+
+
+def _some(game: Game, obs: Array, action: Array, samples: int, rng: np.random.Generator) -> Sample:
+    kept = np.sort(rng.permutation(len(obs))[:samples])
+    return Sample(game, obs[kept], action[kept])
+
+
+def save(sample: Sample, path: Path) -> None:
+    """:raises InputError: it cannot be written there."""
+    names = sample.obs.dtype.names
+    columns = {"obs": sample.obs} if names is None else {f"obs.{name}": sample.obs[name] for name in names}
+    out = BytesIO()
+    np.savez_compressed(out, **columns, action=sample.action, game=np.array(sample.game.to_json().decode()))
+    try:
+        write_whole(path, out.getvalue(), parents=True)
+    except OSError as error:
+        raise InputError(f"cannot write {path}: {error.strerror}") from error
+
+
+def read(path: Path, game: Game) -> Array:
+    """The observations of an npz, of ours or of anybody's that has `obs`.
+
+    :raises InputError: it is none, or they are of another game.
+    """
+    try:
+        with np.load(path, allow_pickle=False) as arrays:
+            found = {name: arrays[name] for name in arrays.files}
+    except (OSError, ValueError, BadZipFile, EOFError, MemoryError, AttributeError, KeyError) as error:
+        raise InputError(f"{path} is not an npz of observations: {error}") from error
+    declared = found.get("game")
+    if declared is not None and declared.dtype.kind == "U":
+        why = compatible.difference(Game.from_json(str(declared)), game)
+        if why is not None:
+            raise InputError(f"{path} is not of {game.name}: {why}")
+    return _column(path, game, found)
+
+
+def _column(path: Path, game: Game, found: dict[str, Array]) -> Array:
+    space = game.observation
+    names = [f"obs.{name}" for name in sorted(space.fields)] if isinstance(space, Dict) else ["obs"]
+    if missing := [name for name in names if name not in found]:
+        raise InputError(f"{path} has {', '.join(found) or 'nothing'}: an npz of {game.name} has {', '.join(missing)}")
+    spaces = [space.fields[name] for name in sorted(space.fields)] if isinstance(space, Dict) else [space]
+    for name, part in zip(names, spaces, strict=True):
+        array, element = found[name], part.element
+        if array.ndim == 0 or array.dtype != element.base or array.shape[1:] != element.shape:
+            raise InputError(
+                f"{path} has {name} as {array.dtype}{array.shape}, {game.name} has {element.base} of shape "
+                f"{('n', *element.shape)}"
+            )
+    if not isinstance(space, Dict):
+        return found["obs"]
+    if len({len(found[name]) for name in names}) > 1:
+        raise InputError(f"{path} has fields with different numbers of rows")
+    column = np.empty(len(found[names[0]]), space.element)
+    for name in space.fields:
+        column[name] = found[f"obs.{name}"]
+    return column

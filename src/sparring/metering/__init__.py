@@ -1,0 +1,1 @@
+"""What computing costs while it runs: energy, CPU, memory, GPU."""

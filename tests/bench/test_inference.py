@@ -1,0 +1,242 @@
+"""`sparring bench inference`: what it times, what it writes, and what it refuses before anything is written."""
+
+import csv
+import os
+from collections import deque
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from sparring.bench import inference, placing, runtimes, timed_play
+from sparring.bench.child import Died, open_child
+from sparring.bench.timed_play import Timed
+from sparring.cli.entry import app
+from sparring.errors import InputError
+from sparring.export import formats, weights
+from sparring.export.safetensors_file import PolicyRunner
+from sparring.games import Box, Discrete, Game, catalog
+from sparring.networks.spec import Conv, Dense, Deterministic, QValues
+
+
+@pytest.fixture
+def policy(random_policy):
+    return random_policy(catalog.load("CartPole-v1"), (Dense(8, "tanh"),), QValues(duelling=True))
+
+
+@pytest.fixture
+def file(policy, tmp_path):
+    (tmp_path / "policy.safetensors").write_bytes(weights.save(policy))
+    return str(tmp_path / "policy.safetensors")
+
+
+def bench(*words):
+    done = CliRunner().invoke(app, ["bench", "inference", *words])
+    if done.exception is not None:
+        raise done.exception
+    return done.output
+
+
+def read(path):
+    with path.open(newline="") as lines:
+        return list(csv.DictReader(lines))
+
+
+def test_what_is_written(file, tmp_path, monkeypatch):
+    monkeypatch.setattr(inference.Settings, "steady", 0.1)
+    words = ["--runtime", "numpy,onnx", "--episodes", "3", "--output", str(tmp_path / "t.csv"), "--meter", "echo 50"]
+    words += ["--cpu-affinity", str(min(os.sched_getaffinity(0))), "--save-info", str(tmp_path / "i.npz")]
+    output = bench(file, *words)
+    steps, episodes, summary = (read(tmp_path / f"t{end}.csv") for end in ("", "-episodes", "-summary"))
+    assert list(steps[0]) == ["model", "runtime", "episode", "step_time_ms", "steps", "reward", "run_time_ms"]
+    assert [(e["runtime"], e["episode"]) for e in episodes] == [
+        (r, str(n)) for r in ("numpy", "onnx") for n in (1, 2, 3)
+    ]
+    # The same seeds and the same policy: the same play, whatever computes it.
+    assert [e["reward"] for e in episodes[:3]] == [e["reward"] for e in episodes[3:]]
+    for e in episodes:
+        own = [s for s in steps if (s["runtime"], s["episode"]) == (e["runtime"], e["episode"])]
+        assert len(own) == int(e["num_steps"]) == int(float(e["reward"]))
+        assert [int(s["steps"]) for s in own] == list(range(1, len(own) + 1))
+        total = sum(float(s["step_time_ms"]) for s in own) / 1e3
+        assert float(e["total_model_time"]) == pytest.approx(total, abs=1e-5)
+        assert float(e["average_model_time_per_step"]) == pytest.approx(total / len(own), rel=1e-2)
+        assert all(0 < float(s["run_time_ms"]) < float(s["step_time_ms"]) for s in own)
+    for row in summary:
+        assert float(row["p50_ms"]) <= float(row["p95_ms"]) <= float(row["p99_ms"])
+        assert float(row["joules_per_1000"]) > 0
+        assert (row["energy_source"], row["measured"], row["device"]) == ("power meter", "here", "CPU")
+        assert float(row["steps_per_s"]) > 0 < float(row["memory_mb"])
+    info = np.load(tmp_path / "i.npz")
+    for runtime in ("numpy", "onnx"):
+        rows = [info[f"{file}/{runtime}/{name}_2"] for name in ("obs", "actions")]
+        assert [len(each) for each in rows] == [int(episodes[1]["num_steps"])] * 2
+    assert (tmp_path / "t.png").read_bytes().startswith(b"\x89PNG")
+    assert "power meter" in output
+
+
+def test_steps_cut_the_last_episode(policy, tmp_path):
+    order = timed_play.Order(runtime="numpy", game="", times=str(tmp_path / "t.csv"), steps=50)
+    episodes, cut = timed_play.play(order, Timed(PolicyRunner(policy)), policy.game, deque(maxlen=4))
+    assert cut
+    assert sum(steps for _, steps, _ in episodes) == 50 == len((tmp_path / "t.csv").read_text().splitlines())
+
+
+@pytest.mark.parametrize("kind", ["duelling", "box", "image"])
+def test_every_runtime_acts_as_the_policy(kind, random_policy, tmp_path):
+    pytest.importorskip("ai_edge_litert")
+    game, layers, head = {
+        "duelling": (Game("g", Box((4,)), Discrete(3, start=2)), (Dense(8),), QValues(duelling=True)),
+        "box": (Game("g", Box((4,)), Box((2,), low=-2.0, high=3.0)), (Dense(8),), Deterministic()),
+        "image": (Game("g", Box((12, 12, 2), "uint8"), Discrete(3)), (Conv(4, 4, 2), Dense(8)), QValues()),
+    }[kind]
+    policy = random_policy(game, layers, head)
+    rng = np.random.default_rng(0)
+    obs = rng.integers(0, 256, (20, 12, 12, 2)).astype("u1") if kind == "image" else rng.normal(size=(20, 4))
+    obs = obs.astype(game.observation.element.base)
+    for name in ("jax", "numpy", "onnx", "tflite", "c"):
+        form = runtimes.RUNTIMES[name]
+        file = None if form is None else formats.write(formats.render(form, policy, "p"), tmp_path)[0]
+        timed = Timed(runtimes.open_runner(name, game, policy, file, 1))
+        for row in np.split(obs, 20):
+            np.testing.assert_allclose(timed.act(row), policy.act(row)[0], rtol=1e-3, atol=1e-4)
+            assert 0 < timed.call < timed.whole
+
+
+def test_a_file_of_others_is_played(policy, tmp_path):
+    (path,) = formats.write(formats.render("onnx", policy, "theirs"), tmp_path)
+    model = inference.find(str(path), "CartPole-v1")
+    assert model.runtimes(["numpy", "onnx", "tflite"]) == ["onnx"]
+    theirs = inference.Model("theirs", policy.game, file=tmp_path / "theirs.tflite")
+    assert theirs.runtimes(["onnx", "tflite", "coral"]) == ["tflite", "coral"]
+    (each,) = inference.measure_all(
+        [model], ["onnx"], inference.Settings(steps=30, steady=0.1, estimate=False), tmp_path
+    )
+    assert len(each.ms) == 30
+    assert each.file_bytes == path.stat().st_size
+    assert each.result.joules is each.result.energy_source is None  # nothing measured it: that is not zero
+    with pytest.raises(InputError, match="has none that plays such a file"):
+        inference.measure_all([model], ["numpy"], inference.Settings(steps=3), tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["--runtime", "onnxx"], "no runtime 'onnxx': did you mean 'onnx'?"),
+        (["--runtime", "numpy,numpy"], "names one twice"),
+        (["--runtime", "coral"], "libedgetpu.so.1 cannot be loaded"),
+        (["--cpu-affinity", "0,4096"], "this machine has no core 4096"),
+        (["--cpu-affinity", "one"], "write numbers of cores"),
+        (["--gpu", "7"], "--gpu 7: this machine has"),
+        (["--gpu", "some"], "write none, all, both, or numbers"),
+        (["--output", "no/where/t.csv"], "there is no directory"),
+        (["--output", "times.txt"], "ends in .csv"),
+        (["--save-info", "info.csv"], "ends in .npz"),
+        (["--game", "Acrobot-v1"], "does not play Acrobot-v1"),
+        (["--set", "algorithm.lr=1"], "only the game can be set here"),
+        (["--meter", "echo many"], "a number is expected"),
+    ],
+)
+def test_refused_before_anything_is_written(file, tmp_path, monkeypatch, words, says):
+    if words[1] == "coral":
+        pytest.importorskip("ai_edge_litert")
+    work = tmp_path / "work"
+    work.mkdir()
+    monkeypatch.chdir(work)
+    with pytest.raises(InputError) as refused:
+        bench(file, *(["--runtime", "numpy"] if words[0] != "--runtime" else []), *words)
+    assert says in str(refused.value)
+    assert list(work.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "says"),
+    [
+        ("theirs.onnx", None, "there is no file"),
+        ("theirs.onnx", b"not a model", "theirs.onnx"),
+        ("theirs.tflite", b"\x1c\0\0\0TFL3" + b"\xff" * 64, "theirs.tflite"),
+    ],
+)
+def test_files_that_are_none(tmp_path, monkeypatch, name, content, says):
+    if name.endswith("tflite"):
+        pytest.importorskip("ai_edge_litert")
+    if content is not None:
+        (tmp_path / name).write_bytes(content)
+    runtime = "onnx" if name.endswith("onnx") else "tflite"
+    out = tmp_path / "t.csv"
+    with pytest.raises(InputError, match=says):
+        bench(str(tmp_path / name), "--game", "CartPole-v1", "--runtime", runtime, "--output", str(out))
+    assert not out.exists()
+
+
+def test_a_file_of_others_needs_a_game(tmp_path):
+    (tmp_path / "theirs.onnx").touch()
+    with pytest.raises(InputError, match="name a game with --game"):
+        bench(str(tmp_path / "theirs.onnx"))
+
+
+def test_a_runtime_that_crashes_is_an_error_of_its_file(tmp_path, monkeypatch):
+    """Whatever a library does with a file, nothing but its own process ends."""
+    (tmp_path / "crash.py").write_text("import os, sys\nsys.stdin.read()\nos.kill(os.getpid(), 11)\n")
+    environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
+    with pytest.raises(Died, match="SIGSEGV"), open_child("crash", {"large": "x" * 200_000}, environment) as child:
+        list(child.lines)
+
+
+def test_a_child_runs_on_its_cores_from_the_start(tmp_path):
+    (tmp_path / "where.py").write_text(
+        "import json, os, sys\nif __name__ == '__main__':\n"
+        "    print(json.dumps({'cores': sorted(os.sched_getaffinity(0)), 'order': json.load(sys.stdin)}))\n"
+    )
+    core = max(os.sched_getaffinity(0))
+    with open_child("where", [1], {**os.environ, "PYTHONPATH": str(tmp_path)}, [core]) as child:
+        assert list(child.lines) == [{"cores": [core], "order": [1]}]
+
+
+def test_coral_is_litert_with_a_delegate(monkeypatch, tmp_path, policy):
+    """At our own seam: a stand-in of the delegate; no Edge TPU was at hand."""
+    asked = []
+    assert runtimes.coral_delegate(lambda name: asked.append(name) or "tpu") == "tpu"
+    assert asked == ["libedgetpu.so.1"]
+
+    def absent(name):
+        raise OSError(f"{name}: cannot open shared object file")
+
+    with pytest.raises(InputError, match="libedgetpu1-std"):
+        runtimes.coral_delegate(absent)
+    seen = {}
+
+    class Form:
+        def load(self, path, game, *, threads, delegates):
+            seen.update(path=path, threads=threads, delegates=delegates)
+            return PolicyRunner(policy)
+
+    monkeypatch.setattr(runtimes, "coral_delegate", lambda: "tpu")
+    monkeypatch.setattr(runtimes.formats, "find_format", lambda name: Form())
+    runtimes.open_runner("coral", policy.game, None, tmp_path / "m.int8.tflite", 2)
+    assert seen == {"path": tmp_path / "m.int8.tflite", "threads": 2, "delegates": ["tpu"]}
+
+
+def test_gpus_and_threads_are_the_childs(monkeypatch):
+    assert placing.parse_gpus("none") == ()
+    monkeypatch.setattr(placing, "gpus_here", lambda: 2)
+    assert placing.parse_gpus("both") == placing.parse_gpus("all") == placing.parse_gpus("1,0") == (0, 1)
+    assert placing.environment((1,), 3)["CUDA_VISIBLE_DEVICES"] == "1"
+    assert "JAX_PLATFORMS" not in set(placing.environment((1,), 3)) - set(os.environ)
+    without = placing.environment((), 3)
+    assert (without["JAX_PLATFORMS"], without["OMP_NUM_THREADS"], without["NPROC"]) == ("cpu", "3", "3")
+    assert placing.parse_affinity("0") == (0,)
+
+
+def test_the_studys_figures_stand_beside_pong_alone(policy):
+    def found(name):
+        return [inference.Measured(inference.Model("m", SimpleNamespace(name=name)), "numpy", skipped="no")]
+
+    from sparring.bench.inference_report import study_rows
+
+    assert study_rows(found("CartPole-v1")) == []
+    rows = study_rows(found("ALE-Pong-v5"))
+    assert {row["measured"] for row in rows} == {"study (mean)"}
+    coral = [row["p50_ms"] for row in rows if row["runtime"] == "TFLite int8 on Coral"]
+    assert coral == [0.41, 1.03, 0.75]

@@ -1,0 +1,276 @@
+"""Every format that can be loaded gives the policy's own actions back, for every space and head."""
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+from test_onnx import ACTIONS, OBSERVATIONS, layers_for, observe
+
+from sparring.errors import InputError
+from sparring.export import c, c_file, formats, tflite, whole_numbers
+from sparring.games import Box, Dict, Discrete, Game
+from sparring.networks.plain import Plain, Value, decide, evaluate, pixels
+from sparring.networks.policy import Policy
+from sparring.networks.spec import Conv, Dense, QValues
+
+MakePolicy = Callable[..., Policy]
+FLOATS = [name for name in formats.FORMATS if not getattr(formats.find_format(name), "calibrated", False)]
+VALUED = [name for name in FLOATS if "value" in getattr(formats.find_format(name), "takes", ())]
+
+
+def cases() -> list[Any]:
+    """Each observation with one head, and each head with one observation."""
+    names = [(observation, "q") for observation in OBSERVATIONS] + [("vector", action) for action in ACTIONS]
+    return [pytest.param(*pair, id="-".join(pair)) for pair in names]
+
+
+def files() -> Iterator[Any]:
+    """Keras takes half a second for each: it gets one of each kind."""
+    few = {("frames", "q"), ("dict", "q"), ("vector", "q_parts_duelling"), ("vector", "categorical")}
+    few |= {("vector", "gaussian_half"), ("vector", "squashed_matrix"), ("vector", "deterministic_scalar")}
+    for name in FLOATS:
+        for case in cases():
+            if name not in ("keras", "h5") or tuple(case.values) in few:
+                yield pytest.param(name, *case.values, id=f"{name}-{case.id}")
+
+
+def made(random_policy: MakePolicy, observation: str, action: str) -> Policy:
+    space, head, exploration = ACTIONS[action]
+    game = Game("g", OBSERVATIONS[observation], space)
+    return random_policy(game, layers_for(game.observation, "tanh"), head, exploration=exploration, seed=len(action))
+
+
+@pytest.mark.parametrize(("observation", "action"), cases())
+def test_plain_steps_are_the_policy(observation: str, action: str, random_policy: MakePolicy) -> None:
+    policy = made(random_policy, observation, action)
+    obs = observe(policy.game.observation, np.random.default_rng(1), 9)
+    plain = Plain.of(policy)
+    out, value = evaluate(plain, pixels(policy.game, obs))
+    assert value is None
+    np.testing.assert_allclose(out, policy.outputs(obs)[:, : plain.outputs], rtol=2e-3, atol=2e-4)
+    np.testing.assert_allclose(decide(policy.game, out, plain.bound), policy.act(obs)[0], rtol=1e-3, atol=2e-4)
+
+
+@pytest.mark.parametrize(("name", "observation", "action"), list(files()))
+def test_a_file_acts_as_the_policy(
+    name: str, observation: str, action: str, random_policy: MakePolicy, tmp_path: Path
+) -> None:
+    policy = made(random_policy, observation, action)
+    (path,) = formats.write(formats.render(name, policy, "policy"), tmp_path)
+    assert formats.format_of(path) == name
+    runner = formats.load(path, policy.game)
+    for obs in np.split(observe(policy.game.observation, np.random.default_rng(1), 5), 5):
+        found = runner.run(runner.prepare(obs))
+        chosen, expected = runner.action(found), policy.act(obs)[0]
+        assert (chosen.dtype, chosen.shape) == (expected.dtype, expected.shape)
+        np.testing.assert_allclose(chosen, expected, rtol=1e-3, atol=2e-4)
+        out = runner.outputs(found)
+        assert out is not None
+        np.testing.assert_allclose(out, policy.outputs(obs)[:, : out.shape[1]], rtol=2e-3, atol=2e-4)
+        assert runner.value(found) is None
+
+
+@pytest.mark.parametrize(("observation", "action"), cases())
+def test_whole_numbers_are_what_litert_computes(
+    observation: str, action: str, random_policy: MakePolicy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`Whole.outputs` is what weights are tuned on and C is written from: LiteRT's own arithmetic, to one step of 255.
+    And rounding costs little, though nothing is tuned here."""
+    monkeypatch.setattr(whole_numbers, "WANTED", 0.0)
+    policy, rng = made(random_policy, observation, action), np.random.default_rng(1)
+    game = policy.game
+    rounded = whole_numbers.whole(Plain.of(policy), observe(game.observation, rng, 200))
+    (path,) = formats.write({"p.int8.tflite": tflite.render_whole(rounded)}, tmp_path)
+    assert formats.format_of(path) == "tflite-int8"
+    runner, step = formats.load(path, game), rounded.forms[rounded.tape.outputs["outputs"]].scale
+    obs, actions = observe(game.observation, rng, 60), []
+    for i in range(len(obs)):
+        found = runner.run(ready := runner.prepare(obs[i : i + 1]))
+        assert (ready.dtype, found.dtype) == (np.int8, np.int8)
+        expected = rounded.outputs(pixels(game, obs[i : i + 1]))["outputs"]
+        np.testing.assert_allclose(runner.outputs(found), expected, atol=2.1 * step)
+        actions.append(runner.action(found))
+    assert whole_numbers.same_actions(game, np.concatenate(actions), policy.act(obs)[0]) > 0.9
+
+
+@pytest.mark.parametrize(
+    ("observation", "action", "activation"),
+    [("frames", "q", "relu"), ("vector", "q_parts", "tanh"), ("dict", "q", "silu"),
+     ("vector", "squashed_matrix", "silu"), ("vector", "gaussian_half", "relu"), ("discrete", "q", "linear")],
+)  # fmt: skip
+def test_c_in_whole_numbers_is_the_same_arithmetic(
+    observation: str,
+    action: str,
+    activation: str,
+    random_policy: MakePolicy,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It compiles as C99 without a warning, with -Werror, and agrees with what LiteRT was seen to compute."""
+    assert {"-std=c99", "-Wall", "-Wextra", "-Werror"} <= {*c_file.FLAGS}
+    monkeypatch.setattr(whole_numbers, "WANTED", 0.0)
+    space, head, _ = ACTIONS[action]
+    game, rng = Game("g", OBSERVATIONS[observation], space), np.random.default_rng(1)
+    policy = random_policy(game, layers_for(game.observation, activation), head)
+    rounded = whole_numbers.whole(Plain.of(policy), observe(game.observation, rng, 200))
+    (path,) = formats.write({"p.int8.c": c.render_whole(rounded)}, tmp_path)
+    runner, step = formats.load(path, game), rounded.forms[rounded.tape.outputs["outputs"]].scale
+    for obs in np.split(observe(game.observation, rng, 40), 40):
+        found = runner.run(runner.prepare(obs))
+        expected = rounded.outputs(pixels(game, obs))["outputs"]
+        np.testing.assert_allclose(runner.outputs(found), expected, atol=1.1 * step)
+        assert runner.action(found).dtype == game.action.element.base
+
+
+@pytest.mark.parametrize(("observation", "action"), cases())
+def test_anybody_evaluates_safetensors(
+    observation: str, action: str, random_policy: MakePolicy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The program of examples/ knows nothing of this package."""
+    monkeypatch.syspath_prepend(str(Path(__file__).parents[2] / "examples"))
+    from play_safetensors import Evaluator
+
+    policy = made(random_policy, observation, action)
+    (path,) = formats.write(formats.render("safetensors", policy, "p"), tmp_path)
+    evaluator, space = Evaluator(path), policy.game.observation
+    for row in observe(space, np.random.default_rng(1), 4):
+        obs = {name: row[name] for name in space.fields} if isinstance(space, Dict) else row
+        expected = policy.act(np.array([row], space.element) if isinstance(space, Dict) else row[None])[0][0]
+        np.testing.assert_allclose(evaluator.act(obs), expected, rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize(("observation", "action"), cases())
+@pytest.mark.parametrize("activation", ["relu", "silu"])
+def test_whole_numbers_have_operators_of_the_edge_tpu_alone(
+    observation: str, action: str, activation: str, random_policy: MakePolicy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(whole_numbers, "WANTED", 0.0)
+    space, head, _ = ACTIONS[action]
+    game = Game("g", OBSERVATIONS[observation], space)
+    policy, rng = random_policy(game, layers_for(game.observation, activation), head), np.random.default_rng(1)
+    data = tflite.render_whole(whole_numbers.whole(Plain.of(policy), observe(game.observation, rng, 30)))
+    s = tflite.schema()
+    model = s.ModelT.InitFromObj(s.Model.GetRootAs(data, 0))
+    names = {number: name for name, number in vars(s.BuiltinOperator).items() if not name.startswith("_")}
+    assert {names[code.builtinCode] for code in model.operatorCodes} <= set(tflite.EDGE_TPU)
+    (graph,) = model.subgraphs
+    assert all(graph.tensors[i].type == s.TensorType.INT8 for i in (*graph.inputs, *graph.outputs))
+    for operator in graph.operators:  # the compiler takes dense layers with one scale for all weights
+        if names[model.operatorCodes[operator.opcodeIndex].builtinCode] == "FULLY_CONNECTED":
+            assert len(graph.tensors[operator.inputs[1]].quantization.scale) == 1
+
+
+@pytest.mark.parametrize("name", VALUED)
+@pytest.mark.parametrize("shares", [True, False])
+def test_the_value_of_a_state(name: str, shares: bool, random_policy: MakePolicy, tmp_path: Path) -> None:
+    game = Game("g", Box((9, 9, 2), "uint8"), Discrete(3))
+    layers = (Conv(3, 3, 2), Dense(5, "tanh"))
+    policy = random_policy(game, layers, QValues())
+    other = random_policy(Game("g", game.observation, Discrete(1)), layers, QValues(), normalised=False, seed=5)
+    params = policy.params | {k: other.params[k] for k in ("head.w", "head.b")} if shares else other.params
+    value = Value(None if shares else layers, params)
+    (path,) = formats.write(formats.render(name, policy, "p", formats.Given(value=value)), tmp_path)
+    runner = formats.load(path, game)
+    obs = observe(game.observation, np.random.default_rng(1), 1)
+    critic = Policy(other.game, layers, QValues(), {**policy.params, **params})
+    np.testing.assert_allclose(
+        runner.value(runner.run(runner.prepare(obs))), critic.outputs(obs)[0, 0], rtol=1e-4, atol=1e-5
+    )
+
+
+def test_what_cannot_be_loaded_is_said(random_policy: MakePolicy, tmp_path: Path) -> None:
+    policy = random_policy(Game("g", Box((4,)), Discrete(2)), (Dense(3),), QValues())
+    (path,) = formats.write(formats.render("onnx", policy, "p"), tmp_path)
+    with pytest.raises(InputError, match=r"does not play other: they differ in observation"):
+        formats.load(path, Game("other", Box((5,)), Discrete(2)))
+    with pytest.raises(InputError, match="there is no file"):
+        formats.load(tmp_path / "q.onnx", policy.game)
+    with pytest.raises(InputError, match="of no format that we know"):
+        formats.load(tmp_path / "q.pt", policy.game)
+    with pytest.raises(InputError, match="no place for a value"):
+        formats.render("safetensors", policy, "p", formats.Given(value=Value(None, policy.params)))
+
+
+def foreign(*, shape: tuple[Any, ...] = (1, 4), outputs: int = 2, **attributes: Any) -> onnx.ModelProto:
+    """As another library may write it: an operator that ours never have, no metadata."""
+    w = numpy_helper.from_array(np.eye(4, outputs, dtype=np.float32), "w")
+    nodes = [helper.make_node("MatMul", ["x", "w"], ["y"]), helper.make_node("Elu", ["y"], ["z"])]
+    graph = helper.make_graph(
+        nodes,
+        "net",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, shape)],
+        [helper.make_tensor_value_info("z", TensorProto.FLOAT, [1, outputs])],
+        [w],
+    )
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+
+
+def test_somebody_elses_onnx_file_is_played(tmp_path: Path) -> None:
+    game = Game("g", Box((4,)), Discrete(2, start=3))
+    (tmp_path / "net.onnx").write_bytes(foreign().SerializeToString())
+    runner = formats.load(tmp_path / "net.onnx", game)
+    for obs, expected in (([[0, 1, 9, 9]], 4), ([[1, 0, 9, 9]], 3)):
+        assert runner.action(runner.run(runner.prepare(np.float32(obs)))).tolist() == [expected]
+
+
+def external(model: onnx.ModelProto) -> None:
+    tensor = model.graph.initializer[0]
+    tensor.data_location = TensorProto.EXTERNAL
+    tensor.external_data.add(key="location", value="../../etc/passwd")
+
+
+def lying(model: onnx.ModelProto) -> None:
+    model.graph.initializer[0].dims[0] = 4_000_000
+
+
+def strange(model: onnx.ModelProto) -> None:
+    model.graph.node[1].domain = "com.evil"
+
+
+def unknown(model: onnx.ModelProto) -> None:
+    model.graph.node[1].op_type = "Elephant"
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        (external, "in another file: save it as one file"),
+        (lying, "bytes for 'w' of shape"),
+        (strange, "operators that are not standard: com.evil"),
+        (unknown, "ONNX Runtime cannot load"),
+    ],
+)
+def test_foreign_files_that_are_refused(change: Callable[[onnx.ModelProto], None], says: str, tmp_path: Path) -> None:
+    change(model := foreign())
+    (tmp_path / "net.onnx").write_bytes(model.SerializeToString())
+    with pytest.raises(InputError, match=says):
+        formats.load(tmp_path / "net.onnx", Game("g", Box((4,)), Discrete(2)))
+
+
+@pytest.mark.parametrize(
+    ("model", "says"),
+    [(foreign(outputs=3), "none of them is 2 numbers"), (foreign(shape=(1, 1, 4)), "takes x of shape")],
+)
+def test_foreign_files_of_other_shapes(model: onnx.ModelProto, says: str, tmp_path: Path) -> None:
+    (tmp_path / "net.onnx").write_bytes(model.SerializeToString())
+    with pytest.raises(InputError, match=says):
+        formats.load(tmp_path / "net.onnx", Game("g", Box((4,)), Discrete(2)))
+
+
+def test_damaged_foreign_files_never_crash(tmp_path: Path) -> None:
+    rng, good = np.random.default_rng(0), foreign().SerializeToString()
+    path, game, refused = tmp_path / "net.onnx", Game("g", Box((4,)), Discrete(2)), 0
+    for _ in range(300):
+        data = bytearray(good)
+        for at in rng.integers(0, len(data), rng.integers(1, 5)):
+            data[at] = rng.integers(256)
+        path.write_bytes(bytes(data[: rng.integers(1, len(data) + 1)] if rng.random() < 0.3 else data))
+        try:
+            formats.load(path, game)
+        except InputError:
+            refused += 1
+    assert refused > 100
