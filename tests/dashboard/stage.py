@@ -9,6 +9,7 @@ from pathlib import Path
 import msgspec
 import numpy as np
 import urllib3
+from playwright.sync_api import Page
 
 from sparring.api import Snapshot, TrainerStatus
 from sparring.experience import Columns, Fragment, new_id, pack, wire
@@ -20,9 +21,35 @@ from sparring.registry.manifest import DataSpan, Manifest
 from sparring.registry.registry import Registry
 from sparring.store.sqlite import SqliteStore
 
-__all__ = ["CARTPOLE", "Platform", "episode", "snapshot", "upload"]
+__all__ = ["CARTPOLE", "OUTSIDE", "WIDTHS_OF_TEXT", "Platform", "episode", "set_text", "snapshot", "upload"]
 
 CARTPOLE = Game("CartPole-v1", observation=Box((4,)), action=Discrete(2), env="CartPole-v1")
+
+OUTSIDE = """() => {
+  const right = (one) => one.getBoundingClientRect().right;
+  const window = document.documentElement.clientWidth;
+  const hanging = [...document.querySelectorAll("body *")].filter((one) => right(one) > window + 0.5);
+  const parts = [...document.querySelectorAll("table, .figures > div, .setting, .life > div, .bar, .served")];
+  const broad = parts.filter((one) => one.offsetParent && right(one) > right(one.parentElement) + 0.5);
+  const found = [...hanging, ...broad].filter((one) => !one.matches(".who"));
+  return found.map((one) => one.tagName + "." + one.className + "#" + one.id);
+}"""  # names of players are cut off, with dots
+WIDTHS_OF_TEXT = [100, 130]  # per cent of DejaVu's, which is a sixth wider than the fonts of most systems
+FONTS = """([locals, percent]) => {
+  const sheet = new CSSStyleSheet();
+  sheet.replaceSync(Object.entries(locals).map(([name, local]) =>
+    `@font-face { font-family: "${name} ${percent}"; src: local("${local}"); size-adjust: ${percent}%; }
+    :root { --${name}: "${name} ${percent}" !important; }`).join(" "));
+  document.adoptedStyleSheets = [sheet];
+  const faces = Object.keys(locals).map((name) => document.fonts.load(`16px "${name} ${percent}"`));
+  return Promise.all(faces).then((faces) => faces.flat().length);
+}"""
+
+
+def set_text(page: Page, percent: int) -> None:
+    """All text in DejaVu, which may be the only family of a system, as wide as `percent` of it."""
+    names = {"sans": "DejaVu Sans", "serif": "DejaVu Serif", "mono": "DejaVu Sans Mono"}
+    assert page.evaluate(FONTS, [names, percent]) == len(names), "not all of DejaVu: package fonts-dejavu-core"
 
 
 def episode(

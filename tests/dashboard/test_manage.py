@@ -12,7 +12,7 @@ import picture
 import pytest
 import urllib3
 from playwright.sync_api import Locator, Page, expect
-from stage import CARTPOLE, Platform, episode, upload
+from stage import CARTPOLE, OUTSIDE, WIDTHS_OF_TEXT, Platform, episode, set_text, upload
 
 from sparring.dashboard import STATIC
 from sparring.games import Box, Dict, Discrete, Game
@@ -25,9 +25,6 @@ pytestmark = pytest.mark.real
 expect.set_options(timeout=20_000)
 ARENA = Game("arena", Dict({"place": Box((2,)), "weapon": Discrete(4)}), Discrete(3))
 HOSTILE = "<img src=x onerror=\"window.pwned='img'\">"
-OUTSIDE = """() => [...document.querySelectorAll("body *")]
-  .filter((one) => one.getBoundingClientRect().right > document.documentElement.clientWidth + 0.5)
-  .map((one) => one.tagName + "." + one.className + "#" + one.id)"""
 NARROW = "\u202f"  # between a number and its unit
 
 
@@ -400,3 +397,8 @@ def test_nothing_hangs_out_and_versions_are_promoted_on_a_phone(
         dialog(page).get_by_role("button", name="Promote").click()
         expect(page.locator("#stable")).to_have_text("v1")
         assert page.evaluate(OUTSIDE) == []
+        for view in ("Play", "Manage"):
+            page.get_by_role("link", name=view).click()
+            for percent in WIDTHS_OF_TEXT:
+                set_text(page, percent)
+                assert page.evaluate(OUTSIDE) == []

@@ -17,7 +17,7 @@ import picture
 import pytest
 import urllib3
 from playwright.sync_api import Locator, Page, expect
-from stage import CARTPOLE, Platform, episode, snapshot, upload
+from stage import CARTPOLE, OUTSIDE, WIDTHS_OF_TEXT, Platform, episode, set_text, snapshot, upload
 
 from sparring.api import StreamStatus, TrainerStatus
 from sparring.files import write_whole
@@ -422,6 +422,10 @@ def test_nothing_hangs_out_of_the_window(platform: Platform, open_page: Callable
         expect(page.locator("#players tbody tr")).to_have_count(5)
         expect(page.locator("#trainer-state")).to_contain_text("failed")
         assert fits(page)
+        for percent in WIDTHS_OF_TEXT:
+            set_text(page, percent)
+            assert fits(page)
+            assert page.evaluate(OUTSIDE) == []
 
 
 def test_long_tables_open_on_demand(platform: Platform, open_page: Callable[..., Page]) -> None:
