@@ -191,7 +191,7 @@ def rows_job(options: argparse.Namespace) -> None:
     from pyspark.sql import DataFrame
 
     from sparring.stream import ingest
-    from sparring.stream.sink import Result
+    from sparring.stream.sink import ShardResult
     from sparring.stream.source import KinesisSource, Mark, Positions, Reached
 
     positions, stored = Positions(options.dir / "positions.json"), 0
@@ -224,12 +224,14 @@ def rows_job(options: argparse.Namespace) -> None:
             execute_concurrent_with_args(session, insert, rows, concurrency=100)
             count += len(rows)
         cluster.shutdown()
-        result = Result(mark.batch, mark.shard, after, records=count)
+        result = ShardResult(mark.batch, mark.shard, after, records=count)
         yield pa.RecordBatch.from_pydict({"result": [msgspec.json.encode(result).decode()]})
 
     def each(frame: DataFrame, number: int) -> None:
         nonlocal stored
-        found = [msgspec.json.decode(r.result, type=Result) for r in frame.mapInArrow(sink, "result string").collect()]
+        found = [
+            msgspec.json.decode(r.result, type=ShardResult) for r in frame.mapInArrow(sink, "result string").collect()
+        ]
         if found:
             positions.write(Reached(found[0].batch, {r.shard: r.after for r in found if r.after is not None}))
             stored += sum(r.records for r in found)

@@ -9,11 +9,14 @@ import numpy as np
 import pytest
 from servers import CassandraNode, cassandra_node
 
+from sparring.cli import entry
 from sparring.games import Game
 from sparring.networks.policy import Policy
 from sparring.networks.spec import Head, Layer, feature_shape, param_shapes
 from sparring.store.cassandra import migration, schema
 from sparring.store.cassandra.keyspace import Address
+
+CommandLine = Callable[..., tuple[int, str, str]]
 
 # Compiling takes the longest of all in tests of learning: workers, runs and clones share what one of them compiled.
 os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(Path.home() / ".cache" / "sparring" / "jax"))
@@ -53,7 +56,7 @@ HEAVY = (
     "rollout",
     "runs",
     "cli/test_commands.py",
-    "client/test_onnx_check.py",
+    "export/test_onnx_check.py",
     "test_docs.py",
     "test_examples.py",
 )
@@ -75,6 +78,24 @@ def no_ray_left_behind() -> Iterator[None]:
     cluster = sys.modules.get("sparring.launch.ray_cluster")
     if cluster is not None:
         cluster.disconnect()
+
+
+@pytest.fixture
+def command_line(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> CommandLine:
+    """`command_line("games", "--json")` as the installed command would: exit code, what it printed, its error."""
+
+    def call(*words: str) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["sparring", *words])
+        code = 0
+        try:
+            entry.main()
+        except SystemExit as end:
+            code = end.code if isinstance(end.code, int) else 0 if end.code is None else 1
+        out, err = capsys.readouterr()
+        assert "Traceback" not in out + err
+        return code, out, err
+
+    return call
 
 
 @pytest.fixture

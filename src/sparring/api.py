@@ -14,7 +14,7 @@ from sparring.store.protocol import PlayerStats, Stats
 __all__ = [
     "MAX_OBSERVATIONS",
     "Act",
-    "Actions",
+    "ActionsInfo",
     "CurvePoint",
     "EpisodeInfo",
     "EpisodeList",
@@ -155,7 +155,7 @@ class Act(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults
     episode: Annotated[str, msgspec.Meta(min_length=1, max_length=MAX_NAME)] | None = None
 
 
-class Actions(msgspec.Struct, frozen=True):
+class ActionsInfo(msgspec.Struct, frozen=True):
     """Sent back with the fragment that these actions are in, `model`, `version` and `log_prob` say that a bot acted;
     without them the steps count as a person's."""
 
@@ -424,7 +424,7 @@ class GameInfo(msgspec.Struct, frozen=True):
     bot_steps: int = 0  # of `steps`; the others are people's
 
 
-for _kind in (Problem, Uploaded, Act, Actions, ModelInfo, TrainerStatus, Snapshot, GameInfo, RejectedFragment):
+for _kind in (Problem, Uploaded, Act, ActionsInfo, ModelInfo, TrainerStatus, Snapshot, GameInfo, RejectedFragment):
     msgspec.json.Decoder(_kind)  # now, see games.spec: threads must not be the first
 msgspec.json.Decoder(SettingsInfo)
 msgspec.json.Decoder(GameChange)

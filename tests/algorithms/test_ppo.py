@@ -11,7 +11,7 @@ import onnxruntime
 import pytest
 
 from sparring import algorithms
-from sparring.algorithms.ppo import PPO, Config, Rows, adapt, prepare, scale_rewards, shuffle, vtrace
+from sparring.algorithms.ppo import PPO, Config, EpochRows, adapt, prepare, scale_rewards, shuffle, vtrace
 from sparring.algorithms.replay import encode_obs
 from sparring.algorithms.trajectories import Trajectories, from_fragments
 from sparring.errors import InputError
@@ -467,7 +467,7 @@ def test_value_clip_holds_values_back() -> None:
         obs = jnp.ones((2, 3))
         _, value = ppo.forward(state.params, obs)
         zero = jnp.zeros(2)
-        rows = Rows(obs, jnp.zeros(2, jnp.int32), zero, value - 0.2, zero + 1, zero, value + 4.8)
+        rows = EpochRows(obs, jnp.zeros(2, jnp.int32), zero, value - 0.2, zero + 1, zero, value + 4.8)
         losses.append(float(ppo.loss(state.params, rows, jnp.float32(0.2))[1]["loss/value"]))
     assert losses == pytest.approx([0.5 * 4.8**2, 0.5 * 4.9**2], rel=1e-4)
 
@@ -476,7 +476,7 @@ def test_the_penalty_is_the_divergence_and_its_gradient() -> None:
     """Over all actions of an even policy, whose mean is the expectation."""
     ppo, state = make(Game("g", Box((3,)), Discrete(4)), entropy_coefficient=0.0)
     params, zero = shaken(state).params, jnp.zeros(4)
-    rows = Rows(jnp.ones((4, 3)), jnp.arange(4), jnp.full(4, math.log(0.25)), zero, zero + 1, zero, zero)
+    rows = EpochRows(jnp.ones((4, 3)), jnp.arange(4), jnp.full(4, math.log(0.25)), zero, zero + 1, zero, zero)
 
     def exact(params: Any) -> jax.Array:
         out, _ = ppo.forward(params, rows.obs[:1])

@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from sparring.bench import report
-from sparring.bench.scaling import Configuration, Measured, Round, configurations
+from sparring.bench.scaling import Layout, MeasuredLayout, Round, configurations
 from sparring.errors import InputError
 from sparring.experiment import Experiment
 
@@ -107,17 +107,17 @@ def test_numbers_that_are_none(workers, gpus):
 
 def test_configurations_are_all_pairs():
     assert configurations("4,1", "1,0") == [
-        Configuration(1, 0),
-        Configuration(4, 0),
-        Configuration(1, 1),
-        Configuration(4, 1),
+        Layout(1, 0),
+        Layout(4, 0),
+        Layout(1, 1),
+        Layout(4, 1),
     ]
 
 
 def measured(workers, gpus, seconds):
     phases = {"sample": 0.5, "load": 0.0, "learn": 0.25, "update": 0.0}
     rounds = [Round(s, 4000 / s, {k: v * s for k, v in phases.items()}, 8000 / s, 0.5, 5e6, 9.0) for s in seconds]
-    return Measured(Configuration(workers, gpus), rounds)
+    return MeasuredLayout(Layout(workers, gpus), rounds)
 
 
 def test_the_page_compares_with_the_reference_study(tmp_path):

@@ -43,24 +43,14 @@ class Result:
 
 
 @pytest.fixture
-def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Callable[..., Result]:
+def run(
+    monkeypatch: pytest.MonkeyPatch, command_line: Callable[..., tuple[int, str, str]], tmp_path: Path
+) -> Callable[..., Result]:
     """`run("games", "--json")` as the installed command would, from an empty directory on a wide terminal."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "200")
     monkeypatch.delenv("SPARRING_SERVER", raising=False)
-
-    def call(*words: str) -> Result:
-        monkeypatch.setattr(sys, "argv", ["sparring", *words])
-        code = 0
-        try:
-            cli.main()
-        except SystemExit as end:
-            code = end.code if isinstance(end.code, int) else 0 if end.code is None else 1
-        out, err = capsys.readouterr()
-        assert "Traceback" not in out + err
-        return Result(code, out, err)
-
-    return call
+    return lambda *words: Result(*command_line(*words))
 
 
 @pytest.fixture

@@ -1,13 +1,11 @@
 """Commands that say which version serves whom: what they do, print and refuse."""
 
 import json
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
-from sparring.cli import entry as cli
 from sparring.games import Box, Discrete, Game
 from sparring.gateway.app import create_app
 from sparring.gateway.server import background
@@ -32,25 +30,18 @@ def registry(tmp_path: Path, random_policy: Callable[..., Policy]) -> Registry:
 
 @pytest.fixture
 def run(
-    tmp_path: Path, registry: Registry, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path,
+    registry: Registry,
+    monkeypatch: pytest.MonkeyPatch,
+    command_line: Run,
 ) -> Iterator[Run]:
     """`run("promote", …)` against a platform: the code, and what was printed."""
     store = MemoryStore()
     store.register(GAME)
     monkeypatch.setenv("COLUMNS", "200")
-
-    def call(*words: str) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["sparring", *words])
-        code = 0
-        try:
-            cli.main()
-        except SystemExit as end:
-            code = end.code if isinstance(end.code, int) else 0
-        return code, *capsys.readouterr()
-
     with background(create_app(store, registry, tmp_path / "trainer")) as url:
         monkeypatch.setenv("SPARRING_SERVER", url)
-        yield call
+        yield command_line
 
 
 def stable(registry: Registry) -> int:

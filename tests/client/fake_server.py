@@ -139,7 +139,7 @@ class FakeServer(ThreadingHTTPServer):
                 ask = msgspec.msgpack.decode(body, type=api.Act)
                 assert isinstance(ask.obs, bytes)
                 rows = len(np.frombuffer(ask.obs, self.games[name].observation.element))
-                actions = api.Actions([2] * rows, [-0.5] * rows if ask.explore else None, "bot", 7)
+                actions = api.ActionsInfo([2] * rows, [-0.5] * rows if ask.explore else None, "bot", 7)
                 return Reply(200, msgspec.msgpack.encode(actions), {"Content-Type": "application/msgpack"})
         return problem(404, f"no route {handler.path}")
 

@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 from recorded_play import record
 
-from sparring.cli import entry
 from sparring.edge import dataset, exporter
 from sparring.edge.exporter import Wanted
 from sparring.errors import InputError
@@ -30,23 +29,11 @@ SEEN = np.random.default_rng(1).standard_normal((3000, 4), np.float32)
 
 
 @pytest.fixture
-def sparring(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Sparring:
+def sparring(monkeypatch: pytest.MonkeyPatch, command_line: Sparring, tmp_path: Path) -> Sparring:
     """`sparring …` in an empty directory: exit code, what it printed, its error."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "300")
-
-    def call(*words: str) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["sparring", *words])
-        code = 0
-        try:
-            entry.main()
-        except SystemExit as end:
-            code = end.code if isinstance(end.code, int) else 0 if end.code is None else 1
-        out, err = capsys.readouterr()
-        assert "Traceback" not in out + err
-        return code, out, err
-
-    return call
+    return command_line
 
 
 @pytest.fixture

@@ -2,15 +2,14 @@
 
 import json
 import shutil
-import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import onnxruntime
 import pytest
 
-from sparring.cli import entry
 from sparring.errors import InputError
 from sparring.experiment import Checkpoints, Evaluation, Experiment, Stop
 from sparring.export import formats, onnx, weights
@@ -31,24 +30,12 @@ def policy(random_policy: Callable[..., Policy]) -> Policy:
 
 
 @pytest.fixture
-def export(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Export:
+def export(monkeypatch: pytest.MonkeyPatch, command_line: Export, tmp_path: Path) -> Export:
     """`sparring export …` where somebody works, with a module of their own: exit code, what it printed, its error."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "300")
     shutil.copy(Path(__file__).parent / "outside_formats.py", tmp_path)
-
-    def call(*words: str) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["sparring", "export", *words])
-        code = 0
-        try:
-            entry.main()
-        except SystemExit as end:
-            code = end.code if isinstance(end.code, int) else 0 if end.code is None else 1
-        out, err = capsys.readouterr()
-        assert "Traceback" not in out + err
-        return code, out, err
-
-    return call
+    return partial(command_line, "export")
 
 
 @pytest.fixture(scope="module")

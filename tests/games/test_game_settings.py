@@ -11,7 +11,7 @@ from sparring.experiment import Experiment, override
 from sparring.games import Box, Discrete, Game, env_check
 from sparring.games.catalog import load, make
 from sparring.games.spec import Array
-from sparring.games.vector import Native, Separate, Step, build
+from sparring.games.vector import Native, Separate, VectorStep, build
 from sparring.networks.policy import Policy
 from sparring.networks.spec import Categorical, param_shapes
 from sparring.rollout.actor import Actor, Rows, row_types
@@ -117,11 +117,11 @@ class Scores:
     def reset(self, seed: int) -> Array:
         return np.zeros((1, 2), np.float32)
 
-    def step(self, actions: Array) -> Step:
+    def step(self, actions: Array) -> VectorStep:
         self.steps += 1
         over = np.array([self.steps % 3 == 2])
         reward = np.float32([0.0 if self.steps % 3 == 0 else -30.0])
-        return Step(np.zeros((1, 2), np.float32), reward, over, np.zeros(1, bool))
+        return VectorStep(np.zeros((1, 2), np.float32), reward, over, np.zeros(1, bool))
 
 
 @pytest.mark.parametrize("clipped", [False, True])

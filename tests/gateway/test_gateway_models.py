@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from gateway_api import GAME, JSON, Api, Setup
 
-from sparring.api import Act, Actions, ModelInfo
+from sparring.api import Act, ActionsInfo, ModelInfo
 from sparring.games import Box, Dict, Discrete, Game, MultiDiscrete
 from sparring.gateway.routes import act as acting
 from sparring.gateway.routes import models
@@ -178,10 +178,10 @@ def test_a_damaged_manifest_hides_nothing_else(
     assert sum("passing over version 7" in message for message in caplog.messages) == 1
 
 
-def ask(api: Api, obs: Any, game: Game = GAME, **fields: Any) -> Actions:
+def ask(api: Api, obs: Any, game: Game = GAME, **fields: Any) -> ActionsInfo:
     reply = api.request("POST", f"/v1/games/{game.name}/act", json.dumps({"obs": obs, **fields}).encode(), JSON)
     assert reply.status == 200, reply.body
-    return msgspec.json.decode(reply.body, type=Actions)
+    return msgspec.json.decode(reply.body, type=ActionsInfo)
 
 
 def test_the_server_acts_as_the_policy_does(api: Api, setup: Setup, policy: Policy) -> None:
@@ -195,7 +195,7 @@ def test_the_server_acts_as_the_policy_does(api: Api, setup: Setup, policy: Poli
     for body in (Act(obs=obs.tobytes(), schema=GAME.schema), Act(obs=obs.tolist())):
         reply = api.request("POST", ACT, msgspec.msgpack.encode(body), MSGPACK)
         assert reply.headers["content-type"] == "application/msgpack"
-        assert msgspec.msgpack.decode(reply.body, type=Actions).action == expected.tolist()
+        assert msgspec.msgpack.decode(reply.body, type=ActionsInfo).action == expected.tolist()
 
 
 def test_exploring_draws_on_the_server(api: Api, setup: Setup, policy: Policy) -> None:
@@ -249,7 +249,7 @@ def test_every_kind_of_game_can_be_asked(
     answer = ask(api, rows, game)
     np.testing.assert_allclose(np.asarray(answer.action), expected, rtol=1e-4, atol=1e-5)
     raw = api.request("POST", "/v1/games/Kind/act", msgspec.msgpack.encode(Act(obs=obs.tobytes())), MSGPACK)
-    assert msgspec.msgpack.decode(raw.body, type=Actions).action == answer.action
+    assert msgspec.msgpack.decode(raw.body, type=ActionsInfo).action == answer.action
 
 
 UNBOUNDED = (Box((3,)), Box((2,)), None)
@@ -266,7 +266,7 @@ def test_actions_are_random_until_a_version_is_published(
     obs = np.zeros(200, observation.element)
     body = Act(obs=obs.tobytes(), explore=explore)
     reply = api.request("POST", "/v1/games/Kind/act", msgspec.msgpack.encode(body), MSGPACK)
-    first = msgspec.msgpack.decode(reply.body, type=Actions)
+    first = msgspec.msgpack.decode(reply.body, type=ActionsInfo)
     assert (reply.status, first.model, first.version) == (200, "random", 0)
     column = np.asarray(first.action, action.element.base)
     assert action.problem(column) is None
@@ -284,7 +284,7 @@ def test_actions_are_random_until_a_version_is_published(
         return
     publish(setup, random_policy(game, (Dense(8, "tanh"),), head))
     reply = api.request("POST", "/v1/games/Kind/act", msgspec.msgpack.encode(body), MSGPACK)
-    answer = msgspec.msgpack.decode(reply.body, type=Actions)
+    answer = msgspec.msgpack.decode(reply.body, type=ActionsInfo)
     assert (answer.model, answer.version, answer.note) == ("bot", 1, msgspec.UNSET)
 
 

@@ -412,7 +412,7 @@ def test_other_content_encodings(api: Api) -> None:
 
 
 class SlowStore(MemoryStore):
-    """Keeps what is submitted until `write`; fails as told."""
+    """Keeps what is submitted until `write`; fails as it is set to."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -29,12 +29,12 @@ def run(tmp_path_factory):
 
 def test_usage_and_energy_are_columns(run):
     rows = run.rows()
-    told = [row for row in rows if "energy/meter_j" in row]
-    assert told
-    for row in told:
+    metered = [row for row in rows if "energy/meter_j" in row]
+    assert metered
+    for row in metered:
         assert 0 <= row["usage/cpu"] <= 1.5
         assert row["usage/memory_mb"] > 10
-    joules, seconds = sum(row["energy/meter_j"] for row in told), rows[-1]["time/total_s"]
+    joules, seconds = sum(row["energy/meter_j"] for row in metered), rows[-1]["time/total_s"]
     assert 0 < joules <= 30 * (seconds + 1)
     assert not {name for row in rows for name in row if name.startswith(("usage/gpu", "usage/vram", "energy/estimate"))}
 

@@ -23,7 +23,7 @@ import pytest
 import urllib3
 
 import sparring.api
-from sparring.api import Act, Actions, CurvePoint, Problem, Uploaded
+from sparring.api import Act, ActionsInfo, CurvePoint, Problem, Uploaded
 from sparring.client import Client
 from sparring.errors import InputError
 from sparring.experience import Fragment, new_id, validate, wire
@@ -260,7 +260,7 @@ def test_a_newer_gateway_is_understood(
 
 
 @pytest.mark.parametrize(
-    ("name", "kind"), [("fragments", Uploaded), ("register", Game), ("latest", Manifest), ("act", Actions)]
+    ("name", "kind"), [("fragments", Uploaded), ("register", Game), ("latest", Manifest), ("act", ActionsInfo)]
 )
 def test_answers_with_more_in_them(name: str, kind: Any) -> None:
     text = (OLDER / f"{name}.answer").read_bytes()

@@ -1,4 +1,4 @@
-"""A store on a Cassandra that asks for a login and speaks TLS only: who has neither is told, and nobody else sees the
+"""A store on a Cassandra that asks for a login and speaks TLS only: who has neither gets an error; nobody else sees the
 password."""
 
 import subprocess

@@ -554,13 +554,13 @@ def test_readers_of_episodes_do_not_send_each_other_back_to_the_beginning(
 ) -> None:
     """A game's curves and its A/B test follow the same episodes, each at its own pace."""
     store, read = opened(), Counter[str]()
-    add = records.Reader.add
+    add = records.EpisodeReader.add
 
-    def counted(self: records.Reader, row: records.Row) -> None:
+    def counted(self: records.EpisodeReader, row: records.StoredRow) -> None:
         read[row.part.episode] += 1
         add(self, row)
 
-    monkeypatch.setattr(records.Reader, "add", counted)
+    monkeypatch.setattr(records.EpisodeReader, "add", counted)
     cursors, given = [0, 0], [list[str](), list[str]()]
     for round_ in range(6):
         store.append([fragment(terminated=True) for _ in range(5)])

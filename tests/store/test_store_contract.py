@@ -552,7 +552,7 @@ class TestDeletedGame:
         assert_counts(store, again)
 
     def test_that_it_was_deleted_is_remembered(self, opened: Callable[[], Store]) -> None:
-        """Also by the next process: clients that still play it are told, and do not declare it again."""
+        """Also by the next process: clients that still play it get an error, and do not declare it again."""
         first = opened()
         first.append([fragment()])
         first.pause("pole", True)

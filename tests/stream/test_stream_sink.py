@@ -16,7 +16,7 @@ from sparring.store import declarations
 from sparring.store.profile import Origin, Profile, Revision
 from sparring.store.sqlite import SqliteStore
 from sparring.stream import record
-from sparring.stream.sink import Result, StoreSink
+from sparring.stream.sink import ShardResult, StoreSink
 from sparring.stream.source import SCHEMA
 
 pytestmark = pytest.mark.real
@@ -33,7 +33,7 @@ def named(name: str) -> Game:
     return msgspec.structs.replace(GAME, name=name)
 
 
-def take(store: SqliteStore, *games: Game) -> Result:
+def take(store: SqliteStore, *games: Game) -> ShardResult:
     """A task that reads a record of each game, with two fragments."""
     rows = []
     for number, game in enumerate(games):

@@ -16,7 +16,7 @@ from sparring.registry.manifest import Manifest
 from sparring.registry.registry import Registry
 from sparring.store.memory import MemoryStore
 from sparring.trainer.control import Control
-from sparring.trainer.evidence import Returns
+from sparring.trainer.evidence import EpisodeReturns
 from sparring.trainer.promotion import Promotion
 from sparring.trainer.settings import Settings
 from sparring.trainer.simulator import Simulator
@@ -519,7 +519,7 @@ def test_old_versions_are_retired(tmp_path: Path) -> None:
     stage = Stage(tmp_path, keep=3)
     for _ in range(8):
         stage.offer()
-        stage.promotion._promote(stage.registry.versions(GAME.name)[-1], "a test", {}, Returns())
+        stage.promotion._promote(stage.registry.versions(GAME.name)[-1], "a test", {}, EpisodeReturns())
         stage.promotion.memory.candidate = None
     assert len(stage.registry.versions(GAME.name)) <= 8
     assert stage.stable == stage.registry.versions(GAME.name)[-1]

@@ -1,4 +1,5 @@
 """Algorithms turn batches into better parameters. One file each; they know nothing of files, processes or clusters.
+`deterministic` is what `ddpg` and `td3` share.
 
 - `protocol`: what an algorithm is, and all that trainers read of it
 - `lookup`: algorithms by name, ours and anybody's

@@ -7,12 +7,10 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import msgspec
-import numpy as np
 import optax
 
+from sparring.algorithms.deterministic import DeterministicActor
 from sparring.algorithms.protocol import (
-    FROZEN,
-    Algorithm,
     Fraction,
     Metrics,
     NonNegativeFloat,
@@ -20,13 +18,10 @@ from sparring.algorithms.protocol import (
     PositiveInt,
     Transitions,
 )
-from sparring.errors import InputError
-from sparring.games import Box, Game
+from sparring.games import Game
 from sparring.games.spec import Array
-from sparring.networks.actor_critic import critic_shapes, critics
-from sparring.networks.functions import Params, dense, init_params, normalise, torso
-from sparring.networks.policy import Policy
-from sparring.networks.spec import Dense, Deterministic, Layer, param_shapes
+from sparring.networks.functions import Params, normalise
+from sparring.networks.spec import Dense, Layer
 
 __all__ = ["DDPG", "Config", "State"]
 
@@ -59,73 +54,31 @@ class State(NamedTuple):
     updates: jax.Array
 
 
-class DDPG(Algorithm):
+class DDPG(DeterministicActor):
     config_class = Config
+    count = 1
 
     def __init__(self, game: Game, config: Config = Config()) -> None:
-        if not isinstance(game.action, Box):
-            raise InputError(f"DDPG takes Box actions, {game.name} has {type(game.action).__name__}: use ppo")
-        self.game, self.config = game, config
-        self.head = Deterministic()
-        self.actor_shapes = param_shapes(game, config.layers, self.head)
-        self.critic_shapes = critic_shapes(game, config.critic_layers, count=1)
-        self.optimiser, self.critic_optimiser = optax.adam(config.lr), optax.adam(config.critic_lr)
+        super().__init__(game, config)
 
     def init(self, key: jax.Array) -> State:
-        actor_key, critic_key = jax.random.split(key)
-        actor, critic = init_params(actor_key, self.actor_shapes), init_params(critic_key, self.critic_shapes)
-        return State(
-            actor,
-            critic,
-            actor,
-            critic,
-            self.optimiser.init(actor),
-            self.critic_optimiser.init(critic),
-            jnp.zeros((), jnp.int32),
-        )
-
-    def exploration(self, steps: int) -> float:
-        """The noise's deviation after so many steps of experience: linear from initial to final."""
-        c = self.config
-        done = min(steps / c.exploration_steps, 1.0)
-        return c.exploration_initial + (c.exploration_final - c.exploration_initial) * done
-
-    def policy(self, state: State, normaliser: dict[str, Array], exploration: float) -> Policy:
-        params = {name: np.asarray(p) for name, p in state.actor.items()}
-        return Policy(self.game, self.config.layers, self.head, params | normaliser, exploration)
-
-    def warm_start(self, state: State, policy: Policy) -> State:
-        """The critic comes first: it teaches the actor only once `updates` is no longer negative."""
-        actor = {name: jnp.asarray(policy.params[name]) for name in state.actor}
-        return state._replace(
-            actor=actor,
-            target_actor=actor,
-            actor_optimiser=self.optimiser.init(actor),
-            updates=jnp.full((), -FROZEN, jnp.int32),
-        )
+        return State(*self.begin(*jax.random.split(key)), jnp.zeros((), jnp.int32))
 
     def update(self, state: State, normaliser: dict[str, Array], batches: Transitions) -> tuple[State, Metrics]:
         """One gradient step per leading row of `batches`, fused into one call; metrics are means over them."""
         return _update(self, state, normaliser, batches)
 
-    def act(self, actor: Params, obs: jax.Array) -> jax.Array:
-        """μ(s), scaled to ±1."""
-        return jnp.tanh(dense(actor, "head", torso(self.config.layers, actor, obs)))
-
-    def q(self, params: Params, obs: jax.Array, action: jax.Array) -> jax.Array:
-        return critics(self.config.critic_layers, params, obs, action, count=1)[0]
-
     def critic_loss(self, critic: Params, state: State, batch: Transitions) -> tuple[jax.Array, Metrics]:
         """Eq. 4–5: (Q(s,a) − y)², y = r + γ Q′(s′, μ′(s′))."""
-        value = self.q(state.target_critic, batch.next_obs, self.act(state.target_actor, batch.next_obs))
+        value = self.q(state.target_critic, batch.next_obs, self.act(state.target_actor, batch.next_obs))[0]
         y = jax.lax.stop_gradient(batch.reward + batch.discount * value)
-        q = self.q(critic, batch.obs, batch.action)
+        q = self.q(critic, batch.obs, batch.action)[0]
         loss = jnp.square(q - y).mean()
         return loss, {"loss/critic": loss, "q/mean": q.mean()}
 
     def actor_loss(self, actor: Params, state: State, batch: Transitions) -> jax.Array:
         """Eq. 6: −Q(s, μ(s)), whose gradient is the deterministic policy gradient (Silver et al. 2014)."""
-        return -self.q(state.critic, batch.obs, self.act(actor, batch.obs)).mean()
+        return -self.q(state.critic, batch.obs, self.act(actor, batch.obs))[0].mean()
 
 
 @partial(jax.jit, static_argnums=0)

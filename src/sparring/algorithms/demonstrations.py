@@ -15,7 +15,7 @@ from sparring.games.spec import Array
 
 __all__ = ["Demonstrations"]
 
-EPISODES = 1 << 16  # of people that are told apart at a time; the oldest give way
+EPISODES = 1 << 16  # of people that are kept apart at a time; the oldest give way
 OPEN = 4096  # of bots that are followed to their end at a time
 RECENT = 20  # finished episodes of bots in the mean that people are compared with
 FEW = 4  # finished episodes of people that have no better half yet

@@ -73,7 +73,7 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 IMAGES = {"shared": True, "epochs": 4}
 
 
-class Returns(NamedTuple):
+class ReturnMoments(NamedTuple):
     """Running moments of discounted sums of rewards."""
 
     steps: jax.Array
@@ -84,13 +84,13 @@ class Returns(NamedTuple):
 class State(NamedTuple):
     params: Params  # the policy's, and the value network's as "critic.…"
     optimiser: Any
-    returns: Returns
+    returns: ReturnMoments
     key: jax.Array
     updates: jax.Array
     kl_coefficient: jax.Array | None = None  # none: there is no penalty
 
 
-class Rows(NamedTuple):
+class EpochRows(NamedTuple):
     """What the epochs go through: one row per step."""
 
     obs: Any
@@ -139,7 +139,7 @@ class PPO(Algorithm):
         params = init_params(actor_key, self.shapes) | init_params(critic_key, self.critic_shapes, head_scale=1.0)
         if "head.log_std" in params:
             params["head.log_std"] += math.log(self.config.initial_std)
-        returns = Returns(jnp.zeros(()), jnp.zeros(()), jnp.ones(()))
+        returns = ReturnMoments(jnp.zeros(()), jnp.zeros(()), jnp.ones(()))
         penalty = None if self.config.kl_coefficient is None else jnp.float32(self.config.kl_coefficient)
         data, updates = jax.random.key_data(key), jnp.zeros((), jnp.int32)
         return State(params, self.optimiser.init(params), returns, data, updates, penalty)
@@ -179,7 +179,7 @@ class PPO(Algorithm):
         return jax.lax.map(segment, (data.obs, data.action), batch_size=abreast if abreast > 1 else None)
 
     def loss(
-        self, params: Params, rows: Rows, clip: jax.Array, penalty: jax.Array | None = None
+        self, params: Params, rows: EpochRows, clip: jax.Array, penalty: jax.Array | None = None
     ) -> tuple[jax.Array, Metrics]:
         """Eq. 7 and 9: −min(r A, clip(r, 1 ± ε) A) + c₁ ½(V − v)² − c₂ H, r = π(a|x) / π_old(a|x).
 
@@ -255,7 +255,7 @@ def vtrace(
     return now + excess.T, advantage.T
 
 
-def scale_rewards(returns: Returns, data: Trajectories, gamma: float) -> tuple[Returns, jax.Array]:
+def scale_rewards(returns: ReturnMoments, data: Trajectories, gamma: float) -> tuple[ReturnMoments, jax.Array]:
     """Rewards over the deviation of discounted sums so far: the customary scaling (Engstrom et al. 2020)."""
 
     def forth(total: jax.Array, step: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
@@ -268,11 +268,11 @@ def scale_rewards(returns: Returns, data: Trajectories, gamma: float) -> tuple[R
     n, mean, var = data.mask.sum(), jnp.mean(sums.T, where=data.mask), jnp.var(sums.T, where=data.mask)
     steps, delta = returns.steps + n, mean - returns.mean
     var = (returns.var * returns.steps + var * n + delta**2 * returns.steps * n / steps) / steps
-    returns = Returns(steps, returns.mean + delta * n / steps, var)
+    returns = ReturnMoments(steps, returns.mean + delta * n / steps, var)
     return returns, jnp.clip(reward * jax.lax.rsqrt(var + 1e-8), -REWARD_CLIP, REWARD_CLIP)
 
 
-def prepare(ppo: PPO, state: State, data: Trajectories) -> tuple[Returns, Rows, Metrics]:
+def prepare(ppo: PPO, state: State, data: Trajectories) -> tuple[ReturnMoments, EpochRows, Metrics]:
     """Everything that stays as it is during the epochs."""
     c, returns, mask = ppo.config, state.returns, data.mask
     if c.scale_reward:
@@ -290,7 +290,7 @@ def prepare(ppo: PPO, state: State, data: Trajectories) -> tuple[Returns, Rows, 
         "value/explained": 1 - unexplained,
         "policy/staleness": jnp.mean(jnp.exp(log_ratio) - 1 - log_ratio, where=mask),
     }
-    rows = Rows(data.obs[:, :-1], data.action, log_prob, value[:, :-1], weight, advantage, target)
+    rows = EpochRows(data.obs[:, :-1], data.action, log_prob, value[:, :-1], weight, advantage, target)
     return returns, jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), rows), metrics
 
 
@@ -305,7 +305,7 @@ def _update(ppo: PPO, state: State, normaliser: Params, data: Trajectories) -> t
     count = mask.sum()
     minibatches = jnp.maximum(count // c.minibatch, 1)  # what does not fill another is left out, by chance
 
-    def learn(at: jax.Array, loop: "_Loop", shuffled: Rows) -> "_Loop":
+    def learn(at: jax.Array, loop: "_Loop", shuffled: EpochRows) -> "_Loop":
         batch = jax.tree.map(lambda x: jax.lax.dynamic_slice_in_dim(x, at * c.minibatch, c.minibatch), shuffled)
         grads, figures = jax.grad(ppo.loss, has_aux=True)(loop.params, batch, clip, state.kl_coefficient)
         change, optimiser = ppo.optimiser.update(grads, loop.optimiser)

@@ -7,12 +7,10 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import msgspec
-import numpy as np
 import optax
 
+from sparring.algorithms.deterministic import DeterministicActor
 from sparring.algorithms.protocol import (
-    FROZEN,
-    Algorithm,
     Fraction,
     Metrics,
     NonNegativeFloat,
@@ -20,17 +18,12 @@ from sparring.algorithms.protocol import (
     PositiveInt,
     Transitions,
 )
-from sparring.errors import InputError
-from sparring.games import Box, Game
+from sparring.games import Game
 from sparring.games.spec import Array
-from sparring.networks.actor_critic import critic_shapes, critics
-from sparring.networks.functions import Params, dense, init_params, normalise, torso
-from sparring.networks.policy import Policy
-from sparring.networks.spec import Dense, Deterministic, Layer, param_shapes
+from sparring.networks.functions import Params, normalise
+from sparring.networks.spec import Dense, Layer
 
 __all__ = ["TD3", "Config", "State"]
-
-CRITICS = 2
 
 
 class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -66,63 +59,21 @@ class State(NamedTuple):
     updates: jax.Array
 
 
-class TD3(Algorithm):
+class TD3(DeterministicActor):
     config_class = Config
+    count = 2
 
     def __init__(self, game: Game, config: Config = Config()) -> None:
-        if not isinstance(game.action, Box):
-            raise InputError(f"TD3 takes Box actions, {game.name} has {type(game.action).__name__}: use ppo")
-        self.game, self.config = game, config
-        self.head = Deterministic()
-        self.actor_shapes = param_shapes(game, config.layers, self.head)
-        self.critic_shapes = critic_shapes(game, config.critic_layers, CRITICS)
-        self.optimiser, self.critic_optimiser = optax.adam(config.lr), optax.adam(config.critic_lr)
+        super().__init__(game, config)
 
     def init(self, key: jax.Array) -> State:
-        key, actor_key, critic_key = jax.random.split(key, 3)
-        actor, critic = init_params(actor_key, self.actor_shapes), init_params(critic_key, self.critic_shapes)
-        return State(
-            actor,
-            critic,
-            actor,
-            critic,
-            self.optimiser.init(actor),
-            self.critic_optimiser.init(critic),
-            jnp.zeros(()),
-            jax.random.key_data(key),
-            jnp.zeros((), jnp.int32),
-        )
-
-    def exploration(self, steps: int) -> float:
-        """The noise's deviation after so many steps of experience: linear from initial to final."""
-        c = self.config
-        done = min(steps / c.exploration_steps, 1.0)
-        return c.exploration_initial + (c.exploration_final - c.exploration_initial) * done
-
-    def policy(self, state: State, normaliser: dict[str, Array], exploration: float) -> Policy:
-        params = {name: np.asarray(p) for name, p in state.actor.items()}
-        return Policy(self.game, self.config.layers, self.head, params | normaliser, exploration)
-
-    def warm_start(self, state: State, policy: Policy) -> State:
-        """The critics come first: they teach the actor only once `updates` is no longer negative."""
-        actor = {name: jnp.asarray(policy.params[name]) for name in state.actor}
-        return state._replace(
-            actor=actor,
-            target_actor=actor,
-            actor_optimiser=self.optimiser.init(actor),
-            updates=jnp.full((), -FROZEN, jnp.int32),
-        )
+        key, *keys = jax.random.split(key, 3)
+        begun = self.begin(*keys)
+        return State(*begun, jnp.zeros(()), jax.random.key_data(key), jnp.zeros((), jnp.int32))
 
     def update(self, state: State, normaliser: dict[str, Array], batches: Transitions) -> tuple[State, Metrics]:
         """One gradient step per leading row of `batches`, fused into one call; metrics are means over them."""
         return _update(self, state, normaliser, batches)
-
-    def act(self, actor: Params, obs: jax.Array) -> jax.Array:
-        """μ(s), scaled to ±1."""
-        return jnp.tanh(dense(actor, "head", torso(self.config.layers, actor, obs)))
-
-    def q(self, params: Params, obs: jax.Array, action: jax.Array, count: int = CRITICS) -> jax.Array:
-        return critics(self.config.critic_layers, params, obs, action, count)
 
     def critic_loss(
         self, critic: Params, state: State, batch: Transitions, key: jax.Array

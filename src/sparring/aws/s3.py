@@ -94,7 +94,7 @@ class S3Bucket:
 
     @property
     def public_url(self) -> str:
-        """What a game that reads the bucket itself is told."""
+        """What a game needs that reads the bucket itself."""
         return f"{self.base}/{quote(self.prefix)}".rstrip("/")
 
     @property

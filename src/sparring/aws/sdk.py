@@ -42,7 +42,7 @@ def _find() -> Credentials | None:
 def _answer(asked: "Future[Credentials | None]") -> None:
     try:
         asked.set_result(_resolve())
-    except BaseException as error:  # noqa: BLE001  # whoever waits is told
+    except BaseException as error:  # noqa: BLE001  # whoever waits gets the error
         asked.set_exception(error)
 
 

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from sparring.bench.scaling import Measured
+from sparring.bench.scaling import MeasuredLayout
 from sparring.errors import InputError
 from sparring.experiment import Experiment
 from sparring.runs.metrics import PHASES
@@ -41,7 +41,7 @@ OURS, STUDY = ("#1b6ca8", "#d1495b", "#2e933c"), ("#8d8d8d", "#b9b9b9")
 Line = dict[str, Any]
 
 
-def table(found: Sequence[Measured]) -> list[Line]:
+def table(found: Sequence[MeasuredLayout]) -> list[Line]:
     """A line for each configuration: medians over rounds, and what follows from these very numbers. Speed-up is over
     the fewest workers with the same GPUs."""
     lines = []
@@ -80,7 +80,7 @@ def _ratio(rate: float | None, base: float | None) -> float | None:
     return rate / base if rate and base else None
 
 
-def write(out: Path, experiment: Experiment, found: Sequence[Measured], command: str) -> None:
+def write(out: Path, experiment: Experiment, found: Sequence[MeasuredLayout], command: str) -> None:
     lines = table(found)
     out.mkdir(parents=True, exist_ok=True)
     with (out / "scaling.csv").open("w", newline="") as file:
@@ -95,7 +95,7 @@ def reference(experiment: Experiment) -> dict[str, dict[int, float]]:
     return REFERENCE.get(experiment.name, {}) if experiment.game_id == REFERENCE_GAME else {}
 
 
-def markdown(experiment: Experiment, found: Sequence[Measured], lines: Sequence[Line], command: str) -> str:
+def markdown(experiment: Experiment, found: Sequence[MeasuredLayout], lines: Sequence[Line], command: str) -> str:
     rounds, steps = len(found[0].rounds), lines[0]["iteration_s"] * lines[0]["steps_per_s"]
     text = [
         f"# Scaling: {experiment.name} on {experiment.game_words}\n",

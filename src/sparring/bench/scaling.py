@@ -18,11 +18,11 @@ from sparring.runs.metrics import PHASES, Row
 if TYPE_CHECKING:
     from sparring.training.protocol import Trainee
 
-__all__ = ["Configuration", "Measured", "Round", "check", "configurations", "measure", "measure_all"]
+__all__ = ["Layout", "MeasuredLayout", "Round", "check", "configurations", "measure", "measure_all"]
 
 
 @dataclass(frozen=True)
-class Configuration:
+class Layout:
     workers: int
     gpus: int | None  # that learn; 0: a CPU learns; none: whatever the experiment says
 
@@ -52,8 +52,8 @@ class Round:
 
 
 @dataclass
-class Measured:
-    configuration: Configuration
+class MeasuredLayout:
+    configuration: Layout
     rounds: list[Round] = field(default_factory=list)
 
     def median(self, of: Callable[[Round], float | None]) -> float | None:
@@ -61,9 +61,9 @@ class Measured:
         return statistics.median(values) if values else None
 
 
-def configurations(workers: str, gpus: str | None) -> list[Configuration]:
+def configurations(workers: str, gpus: str | None) -> list[Layout]:
     devices: list[int | None] = [None] if gpus is None else list(_numbers("--gpus", gpus, 0))
-    return [Configuration(count, device) for device in devices for count in _numbers("--workers", workers, 1)]
+    return [Layout(count, device) for device in devices for count in _numbers("--workers", workers, 1)]
 
 
 def _numbers(option: str, text: str, least: int) -> list[int]:
@@ -76,7 +76,7 @@ def _numbers(option: str, text: str, least: int) -> list[int]:
     return found
 
 
-def check(experiment: Experiment, wanted: list[Configuration]) -> None:
+def check(experiment: Experiment, wanted: list[Layout]) -> None:
     """Before anything is measured: all configurations can be made here."""
     if experiment.source != "simulate":
         raise InputError("scaling is about rollout workers, and this experiment has none: its source is a store")
@@ -89,20 +89,20 @@ def check(experiment: Experiment, wanted: list[Configuration]) -> None:
 
 def measure_all(
     experiment: Experiment,
-    wanted: list[Configuration],
+    wanted: list[Layout],
     iterations: int,
     rounds: int,
-    on_progress: Callable[[int, Configuration, int], None],
-) -> list[Measured]:
+    on_progress: Callable[[int, Layout, int], None],
+) -> list[MeasuredLayout]:
     """`on_progress` hears which iteration of which configuration in which round is done."""
-    found = [Measured(each) for each in wanted]
+    found = [MeasuredLayout(each) for each in wanted]
     for number in range(rounds):
         for each in found:
             environment = dict(os.environ)
             if each.configuration.gpus == 0:
                 environment["JAX_PLATFORMS"] = "cpu"
 
-            def progress(done: int, now: Configuration = each.configuration, number: int = number) -> None:
+            def progress(done: int, now: Layout = each.configuration, number: int = number) -> None:
                 on_progress(number, now, done)
 
             each.rounds.append(measure(each.configuration.of(experiment), iterations, environment, progress))

@@ -31,38 +31,16 @@ class Iteration(NamedTuple):
         return self.learned_per_s * EPOCHS
 
 
-TRAINING: dict[str, tuple[Iteration, Iteration, Iteration]] = {
-    "GPU 0 (RTX)": (
-        Iteration(15.2, 10.6, 5.3, 459),
-        Iteration(34.4, 26.7, 7.5, 181),
-        Iteration(19.1, 13.7, 6.0, 354),
-    ),
-    "GPU 0, workers on CPUs": (
-        Iteration(12.0, 10.8, 2.1, 454),
-        Iteration(32.3, 26.9, 5.2, 179),
-        Iteration(17.2, 14.5, 3.4, 337),
-    ),
-    "GPU 1 (V100)": (
-        Iteration(15.7, 9.8, 5.6, 492),
-        Iteration(37.0, 27.5, 8.1, 175),
-        Iteration(24.3, 17.2, 6.4, 279),
-    ),
-    "both": (
-        Iteration(13.5, 10.8, 3.7, 453),
-        Iteration(24.9, 19.0, 6.0, 255),
-        Iteration(21.3, 17.2, 4.4, 281),
-    ),
-    "both, 16 workers": (
-        Iteration(17.1, 14.1, 3.7, 458),
-        Iteration(43.3, 35.8, 6.8, 179),
-        Iteration(27.2, 22.5, 4.7, 285),
-    ),
-    "no GPU (many-core server)": (
-        Iteration(287, 282, 4.7, 14),
-        Iteration(516, 505, 11, 8),
-        Iteration(441, 433, 8, 9),
-    ),
+# By model: whole, learn, sample, learned a second.
+_TRAINING = {
+    "GPU 0 (RTX)": ((15.2, 10.6, 5.3, 459), (34.4, 26.7, 7.5, 181), (19.1, 13.7, 6.0, 354)),
+    "GPU 0, workers on CPUs": ((12.0, 10.8, 2.1, 454), (32.3, 26.9, 5.2, 179), (17.2, 14.5, 3.4, 337)),
+    "GPU 1 (V100)": ((15.7, 9.8, 5.6, 492), (37.0, 27.5, 8.1, 175), (24.3, 17.2, 6.4, 279)),
+    "both": ((13.5, 10.8, 3.7, 453), (24.9, 19.0, 6.0, 255), (21.3, 17.2, 4.4, 281)),
+    "both, 16 workers": ((17.1, 14.1, 3.7, 458), (43.3, 35.8, 6.8, 179), (27.2, 22.5, 4.7, 285)),
+    "no GPU (many-core server)": ((287, 282, 4.7, 14), (516, 505, 11, 8), (441, 433, 8, 9)),
 }
+TRAINING = {place: tuple(Iteration(*row) for row in rows) for place, rows in _TRAINING.items()}
 RETURNS = (
     "Return on Pong in the study: −12.7 after 1,000 iterations, −7 after 2,000, −2.2 to +0.8 after 11,000 (52 M "
     "steps); models 2, 5 and 6 stayed at −21. Every quantised model lost 21:0."

@@ -133,7 +133,7 @@ def play(order: Order, timed: Timed, game: Game, seen: "deque[Array]") -> tuple[
     """The episodes, and whether the last one was cut by the number of steps."""
     episodes: list[tuple[float, int, float]] = []
     envs, info = Separate(game, 1), Info(order.info)
-    total, told, cut = 0, time.monotonic(), False
+    total, reported, cut = 0, time.monotonic(), False
     try:
         with Path(order.times).open("w", newline="") as file:
             writer = csv.writer(file)
@@ -151,8 +151,8 @@ def play(order: Order, timed: Timed, game: Game, seen: "deque[Array]") -> tuple[
                     obs, over = step.obs, bool(step.terminated[0] or step.truncated[0])
                     cut = not over and (steps >= LONGEST or (order.episodes is None and total == order.steps))
                     over = over or cut
-                    if time.monotonic() - told > SAY_S:
-                        told = time.monotonic()
+                    if time.monotonic() - reported > SAY_S:
+                        reported = time.monotonic()
                         say(steps=total, episodes=len(episodes))
                 info.end(episode)
                 episodes.append((returned, steps, spent))

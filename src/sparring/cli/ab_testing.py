@@ -6,15 +6,23 @@ import msgspec
 import typer
 from rich.console import Console
 
-from sparring.cli.options import DEFAULT_SERVER, JsonOption, ServerOption, change, examples, get, show_whole
+from sparring.cli.options import (
+    DEFAULT_SERVER,
+    ByOption,
+    JsonOption,
+    PlatformGame,
+    ReasonOption,
+    ServerOption,
+    change,
+    examples,
+    get,
+    show_whole,
+)
 from sparring.errors import InputError
 
 __all__ = ["app"]
 
 app = typer.Typer(help="A/B tests: several models of a game, each for a share of its players.")
-GameArgument = Annotated[str, typer.Argument(help="A game of the platform.")]
-ReasonOption = Annotated[str, typer.Option(help="Why, in a sentence: it stays with the test.")]
-ByOption = Annotated[str, typer.Option(help="Who you are: it stays with the test.")]
 COLUMNS = ("model", ">share", "play of", ">episodes", ">players", ">mean return", "95 % interval", "difference")
 
 
@@ -41,7 +49,7 @@ def _all(context: typer.Context, server: ServerOption = DEFAULT_SERVER) -> None:
     )
 )
 def start(
-    game: GameArgument,
+    game: PlatformGame,
     shares: Annotated[
         list[str], typer.Argument(metavar="MODEL=SHARE…", help="Two models or more; the shares add up to 1.")
     ],
@@ -59,14 +67,14 @@ def start(
 
 
 @app.command(epilog=examples("sparring ab show my-game", "sparring ab show my-game --json"))
-def show(game: GameArgument, server: ServerOption = DEFAULT_SERVER, as_json: JsonOption = False) -> None:
+def show(game: PlatformGame, server: ServerOption = DEFAULT_SERVER, as_json: JsonOption = False) -> None:
     """Show how a game's A/B test stands, and those that have ended."""
     _show(server, game, as_json, ended=True)
 
 
 @app.command(epilog=examples("sparring ab stop my-game", "sparring ab stop my-game --keep careful"))
 def stop(
-    game: GameArgument,
+    game: PlatformGame,
     keep: Annotated[
         str | None, typer.Option(metavar="MODEL", help="Players get this one: it becomes the next version of `bot`.")
     ] = None,

@@ -12,7 +12,7 @@ from sparring.cli.options import GameOption, examples, show_whole
 from sparring.errors import InputError
 
 if TYPE_CHECKING:
-    from sparring.bench.inference import Measured
+    from sparring.bench.inference import MeasuredModel
 
 __all__ = ["app"]
 
@@ -48,7 +48,7 @@ def scaling(
     from rich.console import Console
 
     from sparring.bench import report
-    from sparring.bench.scaling import Configuration, check, configurations, measure_all
+    from sparring.bench.scaling import Layout, check, configurations, measure_all
     from sparring.cli.training import experiment_of
     from sparring.terminal import table
 
@@ -66,7 +66,7 @@ def scaling(
     with console.status("looking whether all of it can be measured here …") as status:
         check(what, wanted)
 
-        def on_progress(number: int, now: Configuration, iteration: int) -> None:
+        def on_progress(number: int, now: Layout, iteration: int) -> None:
             status.update(f"round {number + 1} of {rounds}: {now}, iteration {iteration} …")
 
         found = measure_all(what, wanted, iterations, rounds, on_progress)
@@ -139,7 +139,7 @@ def inference(
 
     names = [name.strip() for name in runtime.split(",") if name.strip()]
     runtimes.check(names)
-    settings = measuring.Settings(
+    settings = measuring.PlaySettings(
         episodes=episodes,
         steps=steps or 1000,
         seed=seed,
@@ -164,7 +164,7 @@ def inference(
     typer.echo("written: " + ", ".join(str(path) for path in written))
 
 
-def _print_inference(measured: "Sequence[Measured]") -> None:
+def _print_inference(measured: "Sequence[MeasuredModel]") -> None:
     from sparring.bench.inference_report import SUMMARY, rows, study_rows
     from sparring.terminal import table
 

@@ -6,7 +6,16 @@ from typing import Annotated, Any
 import msgspec
 import typer
 
-from sparring.cli.options import DEFAULT_SERVER, JsonOption, ServerOption, SetOption, examples, get, show_whole
+from sparring.cli.options import (
+    DEFAULT_SERVER,
+    JsonOption,
+    PlatformGame,
+    ServerOption,
+    SetOption,
+    examples,
+    get,
+    show_whole,
+)
 from sparring.cli.options import change as ask
 from sparring.errors import InputError
 
@@ -79,9 +88,6 @@ def settings(
         print(f"{trainer.algorithm}: {trainer.state}")
 
 
-GameArgument = Annotated[str, typer.Argument(help="A game of the platform.")]
-
-
 @app.command(
     epilog=examples(
         "sparring change my-game my-game.json",
@@ -91,7 +97,7 @@ GameArgument = Annotated[str, typer.Argument(help="A game of the platform.")]
     )
 )
 def change(
-    game: GameArgument,
+    game: PlatformGame,
     file: Annotated[
         Path | None, typer.Argument(help="The new declaration (.json): makes a new generation of the game.")
     ] = None,
@@ -143,7 +149,7 @@ def _new_generation(server: str, game: str, file: Path, given: list[str], yes: b
 
 @app.command(epilog=examples("sparring rename my-game arena"))
 def rename(
-    game: GameArgument,
+    game: PlatformGame,
     name: Annotated[str, typer.Argument(help="The new name: letters, digits, '.', '_', '-'.")],
     server: ServerOption = DEFAULT_SERVER,
 ) -> None:
@@ -153,14 +159,14 @@ def rename(
 
 
 @app.command(epilog=examples("sparring archive my-game", "sparring games --archived"))
-def archive(game: GameArgument, server: ServerOption = DEFAULT_SERVER) -> None:
+def archive(game: PlatformGame, server: ServerOption = DEFAULT_SERVER) -> None:
     """Take a game out of lists, and stop training it. Its play is kept, and its bots are served."""
     ask(server, "PATCH", "games", game, body={"archived": True})
     print(f"{game} is archived: `sparring unarchive {game}` brings it back")
 
 
 @app.command(epilog=examples("sparring unarchive my-game"))
-def unarchive(game: GameArgument, server: ServerOption = DEFAULT_SERVER) -> None:
+def unarchive(game: PlatformGame, server: ServerOption = DEFAULT_SERVER) -> None:
     """Bring an archived game back: it is listed and trained again."""
     ask(server, "PATCH", "games", game, body={"archived": False})
     print(f"{game} is listed and trained again")

@@ -13,7 +13,7 @@ from sparring.cli.options import DataOption
 __all__ = ["app"]
 
 app = typer.Typer(help="Export a game's play to files, or import it from files.", no_args_is_help=True)
-GameArgument = Annotated[str, typer.Argument(help="A game of the store.")]
+StoreGame = Annotated[str, typer.Argument(help="A game of the store.")]
 StoreOption = Annotated[
     str | None, typer.Option(metavar="ADDRESS", help="The store: cassandra://… or a file; default: that of --data.")
 ]
@@ -35,7 +35,7 @@ def _progress(total: float | None) -> Iterator[Callable[[float], None]]:
 
 @app.command("export")
 def export_play(
-    game: GameArgument,
+    game: StoreGame,
     out: Annotated[Path, typer.Argument(help="A new directory.")],
     form: Annotated[str, typer.Option("--format", help="parquet, npz, csv or minari.")] = "parquet",
     player: Annotated[str | None, typer.Option(help="Only this player's.")] = None,
@@ -66,7 +66,7 @@ def export_play(
 
 @app.command("import")
 def import_play(
-    game: GameArgument,
+    game: StoreGame,
     source: Annotated[str, typer.Argument(metavar="IN", help="A directory or file; with --format store an address.")],
     form: Annotated[str, typer.Option("--format", help="parquet, npz, csv, minari, rllib or store.")] = "parquet",
     player: Annotated[str | None, typer.Option(help="Whose play it is, where files do not say.")] = None,

@@ -15,9 +15,12 @@ if TYPE_CHECKING:
 __all__ = [
     "DEFAULT_SERVER",
     "AlgorithmOption",
+    "ByOption",
     "DataOption",
     "GameOption",
     "JsonOption",
+    "PlatformGame",
+    "ReasonOption",
     "ServerOption",
     "SetOption",
     "change",
@@ -40,6 +43,9 @@ SetOption = Annotated[
 GameOption = Annotated[
     list[str] | None, typer.Option("--set", metavar="game.KEY=VALUE", help="Set the game, such as game.gravity=-5.")
 ]
+PlatformGame = Annotated[str, typer.Argument(help="A game of the platform.")]
+ReasonOption = Annotated[str, typer.Option(help="Why, in a sentence. It is kept with the change.")]
+ByOption = Annotated[str, typer.Option(help="Who you are. It is kept with the change.")]
 JsonOption = Annotated[bool, typer.Option("--json", help="As JSON, for scripts.")]
 
 

@@ -7,16 +7,24 @@ import msgspec
 import typer
 from rich.console import Console
 
-from sparring.cli.options import DEFAULT_SERVER, JsonOption, ServerOption, change, examples, get, show_whole
+from sparring.cli.options import (
+    DEFAULT_SERVER,
+    ByOption,
+    JsonOption,
+    PlatformGame,
+    ReasonOption,
+    ServerOption,
+    change,
+    examples,
+    get,
+    show_whole,
+)
 from sparring.errors import InputError
 
 __all__ = ["MOVES", "app", "move_rows"]
 
 app = typer.Typer()
-GameArgument = Annotated[str, typer.Argument(help="A game of the platform.")]
 ModelOption = Annotated[str, typer.Option(help="The model.")]
-ReasonOption = Annotated[str, typer.Option(help="Why, in a sentence: the journal keeps it.")]
-ByOption = Annotated[str, typer.Option(help="Who you are: the journal keeps it.")]
 MOVES = ("when", "alias", "from", "to", "by", "reason", "evidence")
 
 
@@ -24,7 +32,7 @@ MOVES = ("when", "alias", "from", "to", "by", "reason", "evidence")
     epilog=examples("sparring promote my-game 3", "sparring promote my-game 3 --reason 'won our own tournament'")
 )
 def promote(
-    game: GameArgument,
+    game: PlatformGame,
     version: Annotated[int, typer.Argument(min=1, help="The version that players shall get.")],
     model: ModelOption = "bot",
     reason: ReasonOption = "",
@@ -39,7 +47,7 @@ def promote(
 
 @app.command(epilog=examples("sparring rollback my-game", "sparring rollback my-game --reason 'players complain'"))
 def rollback(
-    game: GameArgument,
+    game: PlatformGame,
     model: ModelOption = "bot",
     reason: ReasonOption = "",
     by: ByOption = "person",
@@ -56,7 +64,7 @@ def rollback(
 
 @app.command(epilog=examples("sparring pin my-game", "sparring pin my-game 3 --reason 'the tournament'"))
 def pin(
-    game: GameArgument,
+    game: PlatformGame,
     version: Annotated[int | None, typer.Argument(min=1, help="Default: the one that players have.")] = None,
     model: ModelOption = "bot",
     reason: ReasonOption = "",
@@ -70,7 +78,7 @@ def pin(
 
 @app.command(epilog=examples("sparring unpin my-game"))
 def unpin(
-    game: GameArgument,
+    game: PlatformGame,
     model: ModelOption = "bot",
     reason: ReasonOption = "",
     by: ByOption = "person",
@@ -83,7 +91,7 @@ def unpin(
 
 @app.command(epilog=examples("sparring alias my-game easy 2", "sparring alias my-game easy --remove"))
 def alias(
-    game: GameArgument,
+    game: PlatformGame,
     name: Annotated[str, typer.Argument(help="A name of your own: letters, digits, '.', '_', '-'.")],
     version: Annotated[int | None, typer.Argument(min=1, help="The version that it shall name.")] = None,
     remove: Annotated[bool, typer.Option("--remove", help="Remove it.")] = False,
@@ -110,7 +118,7 @@ def alias(
 
 @app.command(epilog=examples("sparring aliases my-game", "sparring aliases my-game --limit 200 --json"))
 def aliases(
-    game: GameArgument,
+    game: PlatformGame,
     model: ModelOption = "bot",
     limit: Annotated[int, typer.Option(min=1, max=1000, help="How many moves, the newest first.")] = 20,
     server: ServerOption = DEFAULT_SERVER,

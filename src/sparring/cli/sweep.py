@@ -31,7 +31,7 @@ def sweep(
     from rich.console import Console
 
     from sparring.sweep import sweeping
-    from sparring.sweep.progress import Progress, results
+    from sparring.sweep.progress import SweepProgress, results
     from sparring.sweep.results import best_of
     from sparring.training.loop import INTERRUPTED
 
@@ -47,7 +47,7 @@ def sweep(
     gpus, of = sweeping.load_tuning().gpus_of(plan)
     if of:
         typer.echo(f"each trial's learner has {gpus:g} of the cluster's {of:g} GPUs (resources.learner_gpus)")
-    progress = Progress(console, plan)
+    progress = SweepProgress(console, plan)
     title = f"sweep of {plan.first.name} on {plan.first.game_words}: {plan.total} trials, {root}"
     trials, complete = sweeping.carry_out(plan, root, lambda: progress.show(title))
     results(console, plan, trials)

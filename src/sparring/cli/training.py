@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from sparring.experiment import Experiment
     from sparring.games import Game
     from sparring.networks.policy import Policy
-    from sparring.registry.registry import Registry as Models
+    from sparring.registry.registry import Registry
 
 __all__ = [
     "DEFAULT_REGISTRY",
@@ -374,7 +374,7 @@ def _set(game: "Game", changes: list[str] | None) -> "Game":
     return msgspec.structs.replace(game, env_kwargs=found.env_kwargs)
 
 
-def _require_same(game: "Game", registry: "Models") -> None:
+def _require_same(game: "Game", registry: "Registry") -> None:
     """Players of the published versions could not use one with other spaces."""
     from sparring.games import compatible
 
@@ -386,7 +386,7 @@ def _require_same(game: "Game", registry: "Models") -> None:
         )
 
 
-def _other_game(ours: "Game", name: str, registry: "Models", address: str) -> "Game":
+def _other_game(ours: "Game", name: str, registry: "Registry", address: str) -> "Game":
     """The game of that name, if a policy of ours plays it."""
     from sparring.games import compatible
 
@@ -399,7 +399,7 @@ def _other_game(ours: "Game", name: str, registry: "Models", address: str) -> "G
     return found
 
 
-def _find_game(name: str, registry: "Models", address: str) -> "Game":
+def _find_game(name: str, registry: "Registry", address: str) -> "Game":
     """By its declaration, the registry's newest version of it, or the store beside the registry's directory."""
     from sparring.games import catalog
     from sparring.store import is_file, open_store

@@ -13,7 +13,9 @@ from sparring.client.transports.base import (
     Upload,
     UploadTooLarge,
 )
-from sparring.client.uploader import Stats
+from sparring.client.uploader import UploadStats
+
+Stats = UploadStats  # its name in 0.1
 
 __all__ = [
     "Acted",
@@ -28,6 +30,7 @@ __all__ = [
     "Unavailable",
     "UnknownGame",
     "Upload",
+    "UploadStats",
     "UploadTooLarge",
     "public_bot",
 ]

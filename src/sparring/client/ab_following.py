@@ -9,7 +9,7 @@ import msgspec
 import numpy as np
 
 from sparring.client.bot import BotPolicy
-from sparring.client.bots import MAX_DELAY, Models, Newest
+from sparring.client.bots import MAX_DELAY, Newest, PublishedBots
 from sparring.client.notices import attempt, describe
 from sparring.client.transports.base import Unavailable
 from sparring.errors import InputError
@@ -46,7 +46,7 @@ class Assignments:
     """Follows a game's A/B tests. While the server is away, the test that was known last goes on, also after a
     restart: players keep their model."""
 
-    def __init__(self, models: Models, every: float, newest: Callable[[str], Newest]) -> None:
+    def __init__(self, models: PublishedBots, every: float, newest: Callable[[str], Newest]) -> None:
         self._models, self._every, self._newest = models, every, newest
         self._lock = threading.Lock()
         self._assigned: dict[str, Assigned] = {}  # by player

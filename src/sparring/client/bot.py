@@ -141,7 +141,7 @@ class Draw:
 
 class Bot:
     """Acts for one player; `Client.bot` makes one. It moves to a newer version between episodes, never within one: an
-    episode has ended when the player's `record` was told so.
+    episode has ended when the player's `record` says so.
 
     :param game: The game that it plays.
     :param player: Who records its play.

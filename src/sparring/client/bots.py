@@ -23,7 +23,7 @@ from sparring.games.spec import NAME
 from sparring.networks.random_play import RandomPlay
 from sparring.registry.manifest import DEFAULT_MODEL, STABLE, FileInfo, Manifest, Serving
 
-__all__ = ["Models", "Newest", "Refresher"]
+__all__ = ["Newest", "PublishedBots", "Refresher"]
 
 FILE = "policy.onnx"
 MAX_FILE = 1 << 30
@@ -33,7 +33,7 @@ FAULT_DELAY = 5.0  # seconds after a fault that nobody foresaw
 SHA256 = re.compile("[0-9a-f]{64}")
 
 
-class Models:
+class PublishedBots:
     """One game's published versions, with their files in `directory`."""
 
     def __init__(self, source: ModelSource, game: Game, directory: Path, notices: Notices) -> None:
@@ -120,7 +120,7 @@ class Newest:
     :param alias: follows that alias instead, and never meets a candidate.
     """
 
-    def __init__(self, models: Models, model: str, every: float, alias: str | None = None) -> None:
+    def __init__(self, models: PublishedBots, model: str, every: float, alias: str | None = None) -> None:
         for kind, name in (("model", model), ("alias", alias)):
             if name is not None and not NAME.fullmatch(name):
                 raise InputError(f"{name!r} is no {kind}'s name: use letters, digits, '.', '_' and '-'")

@@ -16,7 +16,7 @@ import numpy as np
 from sparring import api
 from sparring.client.ab_following import Assignments
 from sparring.client.bot import Bot, Draw, Fixed, Offer
-from sparring.client.bots import Models, Newest, Refresher
+from sparring.client.bots import Newest, PublishedBots, Refresher
 from sparring.client.convert import to_action
 from sparring.client.notices import Notices
 from sparring.client.public_registry import BucketModels
@@ -25,7 +25,7 @@ from sparring.client.spool import Spool
 from sparring.client.transports import open_transport
 from sparring.client.transports.base import ModelSource, SchemaMismatch, Transport, Unavailable, UnknownGame
 from sparring.client.transports.http import GatewayModels, HttpTransport
-from sparring.client.uploader import Stats, Uploader
+from sparring.client.uploader import Uploader, UploadStats
 from sparring.errors import InputError, SparringError
 from sparring.experience import new_id
 from sparring.files import write_whole
@@ -140,7 +140,7 @@ class Client:
         serving = self.game if known is None else msgspec.structs.replace(self.game, name=known.name)
         if isinstance(self._source, GatewayModels) and (known is None or self._transport is not self._gateway):
             self._source.schema = self.game.schema  # the server did not say which generation it is
-        self._models = Models(self._source, serving, self.directory / "bots", self._notices)
+        self._models = PublishedBots(self._source, serving, self.directory / "bots", self._notices)
         self._lock = threading.Lock()
         self._newest: dict[tuple[str, str | None], Newest] = {}  # by model and alias
         self._assigning = threading.Lock()
@@ -236,7 +236,7 @@ class Client:
         return self._players[name]
 
     @property
-    def stats(self) -> Stats:
+    def stats(self) -> UploadStats:
         """What was recorded, sent, kept and dropped so far."""
         return self._uploader.stats
 
@@ -358,7 +358,7 @@ def public_bot(
             raise InputError(f"{published.url} has no version of {game}'s {model!r} yet")
         spec = found[0].game
         place = _root(directory) / _folder(published.url) / game / "bots"
-        policy = Models(published, spec, place, Notices()).load(found[0])
+        policy = PublishedBots(published, spec, place, Notices()).load(found[0])
     finally:
         published.close()
     return Bot(spec, Recorder(spec, "nobody", lambda _: None, 100), lambda: policy, seed)

@@ -11,11 +11,9 @@ from typing import Any
 import numpy as np
 
 from sparring.errors import InputError
-from sparring.games.spec import Action, Array, Box, Dict, Discrete, MultiDiscrete, Space, column
+from sparring.games.spec import Action, Array, Box, Dict, Discrete, MultiDiscrete, Part, Space, column
 
 __all__ = ["to_action", "to_bytes", "to_feed", "to_feeds"]
-
-Part = Box | Discrete | MultiDiscrete
 
 
 def to_bytes(space: Space, what: str) -> Callable[[Any], bytes]:

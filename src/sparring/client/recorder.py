@@ -30,6 +30,7 @@ class Acted(NamedTuple):
     log_prob: float | None = None
 
 
+By = tuple[tuple[str, int] | None, bool]  # the model and version that acted, and whether it drew its actions
 LAST_ACT = Acted("", -1)  # stands for: the player's bot if the action is what it last said, else a human
 
 
@@ -99,7 +100,7 @@ class Recorder:
         self._lock = threading.Lock()
         self._episode = ""
         self._step = 0  # of the episode: the number of the next one
-        self._by: tuple[tuple[str, int] | None, bool] = (None, False)
+        self._by: By = (None, False)
         self._time = self._since = 0.0
         self._obs: list[bytes] = []
         self._action: list[bytes] = []
@@ -144,15 +145,7 @@ class Recorder:
             raise SparringError(f"the client of player {self.name!r} is closed: it records no more steps")
         before, chosen, after = self._obs_bytes(obs), self._action_bytes(action), self._obs_bytes(next_obs)
         gain = _number(reward)
-        if acted is LAST_ACT:
-            last = self.last_act
-            acted = last[1] if last is not None and last[0] == chosen else None
-        self.last_act = None
-        try:
-            by = (None, False) if acted is None else ((acted.model, acted.version), acted.log_prob is not None)
-            log_prob = float(acted.log_prob) if acted is not None and acted.log_prob is not None else None
-        except (AttributeError, TypeError, ValueError) as error:
-            raise InputError(f"acted: expected Acted(model, version, log_prob), got {acted!r}") from error
+        by, log_prob = self._actor(acted, chosen)
         with self._lock:
             if self._action and (
                 len(self._action) >= self._max_steps  # not before: the newest step waits, its reward may grow
@@ -172,6 +165,20 @@ class Recorder:
             if terminated or truncated:
                 self._cut(bool(terminated), bool(truncated))
                 self._step = 0
+
+    def _actor(self, acted: Acted | None, chosen: bytes) -> tuple[By, float | None]:
+        """Who acted, and the action's log-probability if it has one."""
+        if acted is LAST_ACT:
+            last = self.last_act
+            acted = last[1] if last is not None and last[0] == chosen else None
+        self.last_act = None
+        if acted is None:
+            return (None, False), None
+        try:
+            log_prob = None if acted.log_prob is None else float(acted.log_prob)
+            return ((acted.model, acted.version), log_prob is not None), log_prob
+        except (AttributeError, TypeError, ValueError) as error:
+            raise InputError(f"acted: expected Acted(model, version, log_prob), got {acted!r}") from error
 
     def end_episode(self, reward: float | None = None, *, terminated: bool | None = None) -> None:
         """Ends the episode without another step: the player left, the game was reset, or its result came late.

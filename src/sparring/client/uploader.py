@@ -26,7 +26,7 @@ from sparring.client.transports.base import (
 from sparring.games import Game
 from sparring.store.profile import MAX_PACE
 
-__all__ = ["Stats", "Uploader"]
+__all__ = ["UploadStats", "Uploader"]
 
 TICK = 0.2  # a fragment waits at most this long for others to share its request
 MAX_FRAGMENTS = 50
@@ -39,7 +39,7 @@ RESCAN = 10.0
 
 
 @dataclass(frozen=True, slots=True)
-class Stats:
+class UploadStats:
     """Counts of fragments since the client began, and what waits now."""
 
     uploaded: int = 0  # acknowledged: on the server's disk
@@ -78,7 +78,7 @@ class Uploader:
         self._queue: deque[PendingFragment] = deque()
         self._queued_bytes = 0  # of both, the queue and what is in flight
         self._in_flight: list[PendingFragment] = []
-        self._stats = Stats()
+        self._stats = UploadStats()
         self._failures = 0 if registered else 1
         self._retry_at = 0.0  # our own patience; `flush` and `close` have less
         self._not_before = 0.0  # what the server asked for
@@ -112,7 +112,7 @@ class Uploader:
             self._drop(lost, f"{self._limit} bytes of play wait in memory already")
 
     @property
-    def stats(self) -> Stats:
+    def stats(self) -> UploadStats:
         with self._changed:
             return replace(
                 self._stats,

@@ -22,14 +22,14 @@ from sparring.games import Game
 from sparring.store.family import Family
 from sparring.store.protocol import Store
 
-__all__ = ["FORMATS", "Exported", "export", "find_game", "unfinished"]
+__all__ = ["FORMATS", "ExportedPlay", "export", "find_game", "unfinished"]
 
 FORMATS = ("parquet", "npz", "csv", "minari")
 UNFINISHED = ".unfinished-"
 PART_STEPS, PART_BYTES = 65_536, 64 << 20  # of a file, before compression
 
 
-class Exported(msgspec.Struct):
+class ExportedPlay(msgspec.Struct):
     fragments: int = 0
     steps: int = 0
     files: int = 0
@@ -86,7 +86,7 @@ def export(
     form: str,
     selection: Selection | None = None,
     on_progress: Callable[[int], object] = lambda steps: None,
-) -> Exported:
+) -> ExportedPlay:
     """Writes what a selection names of a game into a new directory, with the game's declaration: all of it, or nothing.
 
     :param form: One of FORMATS.
@@ -132,10 +132,10 @@ def _write(
     made: Any,
     selection: Selection | None,
     on_progress: Callable[[int], object],
-) -> Exported:
+) -> ExportedPlay:
     writer: Any = MinariWriter(game, out) if made is None else _Parts(made, out)
     (out / "game.json").write_bytes(game.to_json())
-    done, seen = Exported(), 0
+    done, seen = ExportedPlay(), 0
     for piece in store.scan(game.name):
         some = [f for f in piece if selection is None or f in selection]
         writer.add(some)

@@ -15,7 +15,7 @@ from sparring.networks.policy import Policy
 from sparring.networks.spec import scaling
 from sparring.training.evaluate import play, summary
 
-__all__ = ["Acting", "Comparison", "Returns", "compare", "returns"]
+__all__ = ["Comparison", "OneByOne", "ReturnsOfBoth", "compare", "returns"]
 
 
 class Comparison(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -35,7 +35,7 @@ class Comparison(msgspec.Struct, frozen=True, omit_defaults=True):
     action_error_max: float | None = None
 
 
-class Returns(msgspec.Struct, frozen=True):
+class ReturnsOfBoth(msgspec.Struct, frozen=True):
     """Of the same episodes, played by both."""
 
     episodes: int
@@ -46,7 +46,7 @@ class Returns(msgspec.Struct, frozen=True):
 
 
 @dataclass(frozen=True)
-class Acting:
+class OneByOne:
     """A file where a policy is asked for: `act` of a batch, one observation after the other."""
 
     game: Game
@@ -81,11 +81,11 @@ def compare(policy: Policy, runner: Runner, obs: Array, *, whole: bool) -> Compa
 
 def returns(
     policy: Policy, runner: Runner, episodes: int, on_episode: Callable[[int], object] = lambda ended: None
-) -> Returns:
+) -> ReturnsOfBoth:
     """Greedy play of both, with the same seeds."""
     rows = []
-    for i, each in enumerate((policy, Acting(policy.game, runner))):
+    for i, each in enumerate((policy, OneByOne(policy.game, runner))):
         played = play(each, episodes, on_episode=lambda ended, i=i: on_episode(i * episodes + ended))  # type: ignore[arg-type, misc]
         rows.append(summary(played))
     mean, deviation = "evaluation/return_mean", "evaluation/return_std"
-    return Returns(episodes, rows[0][mean], rows[1][mean], rows[0][deviation], rows[1][deviation])
+    return ReturnsOfBoth(episodes, rows[0][mean], rows[1][mean], rows[0][deviation], rows[1][deviation])

@@ -34,16 +34,16 @@ def render(policy: Policy, given: Given) -> bytes:
         metadata = list(model.metadata_props)
         model.graph.input.pop(_place(model.graph.input, "noise"))  # its default is a constant to the quantiser
         onnx.save(model, source)
-        told = logging.getLogger()
-        level = told.level
-        told.setLevel(logging.ERROR)  # it advises to prepare the file first, which is for other exporters
+        log = logging.getLogger()
+        level = log.level
+        log.setLevel(logging.ERROR)  # it advises to prepare the file first, which is for other exporters
         try:
             quantize_static(
                 source, out, Reader(policy, obs), quant_format=QuantFormat.QDQ, op_types_to_quantize=["Conv", "Gemm"],
                 activation_type=QuantType.QUInt8, weight_type=QuantType.QInt8, reduce_range=True, per_channel=True,
             )  # fmt: skip
         finally:
-            told.setLevel(level)
+            log.setLevel(level)
         return _tidied(onnx.load(out), render_floats(policy, given.value), metadata)
 
 

@@ -9,7 +9,7 @@ import numpy as np
 from sparring import plugins
 from sparring.errors import InputError, Unrenderable
 from sparring.games.spec import Array
-from sparring.networks.layers import Layer, own
+from sparring.networks.layers import Layer, Shape, own
 from sparring.networks.policy import Policy
 from sparring.networks.spec import feature_shape
 
@@ -18,8 +18,7 @@ __all__ = ["require_same_forms"]
 ROWS = 3
 RTOL, ATOL = 1e-3, 1e-4  # float32, summed in another order
 
-Shape = tuple[int, ...]
-Params = Mapping[str, Array]
+Arrays = Mapping[str, Array]
 
 
 def require_same_forms(policy: Policy) -> None:
@@ -36,13 +35,13 @@ def require_same_forms(policy: Policy) -> None:
         shape = layer.output(shape)
 
 
-def _compare(name: str, layer: Layer, params: Params, inputs: Shape) -> None:
+def _compare(name: str, layer: Layer, params: Arrays, inputs: Shape) -> None:
     rng = np.random.default_rng(0)
     x = rng.standard_normal((ROWS, *inputs), np.float32)
     params = {key: (p + 0.1 * rng.standard_normal(p.shape)).astype(np.float32) for key, p in params.items()}
     expected = (ROWS, *layer.output(inputs))
     found: dict[str, Array] = {}
-    forms: dict[str, Callable[[Layer, Params, Array], Array]] = {"apply_jax": _jax, "bind_numpy": _numpy, "onnx": _onnx}
+    forms: dict[str, Callable[[Layer, Arrays, Array], Array]] = {"apply_jax": _jax, "bind_numpy": _numpy, "onnx": _onnx}
     for method, form in forms.items():
         try:
             found[method] = form(layer, params, x.copy())
@@ -60,13 +59,13 @@ def _compare(name: str, layer: Layer, params: Params, inputs: Shape) -> None:
             )
 
 
-def _jax(layer: Layer, params: Params, x: Array) -> Array:
+def _jax(layer: Layer, params: Arrays, x: Array) -> Array:
     import jax.numpy as jnp
 
     return np.asarray(layer.apply_jax({key: jnp.asarray(p) for key, p in params.items()}, jnp.asarray(x)))
 
 
-def _numpy(layer: Layer, params: Params, x: Array) -> Array:
+def _numpy(layer: Layer, params: Arrays, x: Array) -> Array:
     """As workers do it: the arrays get their numbers after the function was made."""
     arrays = {key: np.zeros_like(p) for key, p in params.items()}
     act = layer.bind_numpy(arrays)
@@ -75,7 +74,7 @@ def _numpy(layer: Layer, params: Params, x: Array) -> Array:
     return np.asarray(act(x))
 
 
-def _onnx(layer: Layer, params: Params, x: Array) -> Array:
+def _onnx(layer: Layer, params: Arrays, x: Array) -> Array:
     """Images are (channels, height, width) there."""
     import onnxruntime
     from onnx import TensorProto, helper

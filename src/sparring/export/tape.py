@@ -12,13 +12,13 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 
 from sparring.games.spec import Array
+from sparring.networks.layers import Pads
 from sparring.networks.plain import Plain
 from sparring.networks.plain_steps import Activate, Affine, Convolve, Normalise, Step
 
 __all__ = ["Kind", "Op", "Tape", "build", "run"]
 
 Kind = Literal["dense", "conv", "reshape", "relu", "tanh", "sigmoid", "multiply", "mean", "rsqrt"]
-Pads = tuple[tuple[int, int], tuple[int, int]]
 
 
 class Op(NamedTuple):

@@ -164,7 +164,7 @@ ANY = ("max_episode_steps",)  # Gymnasium's own, for every game
 
 
 def _require_settings(env_id: str, kwargs: Mapping[str, Keyword]) -> None:
-    """Refuses names that the game's constructor does not know, as far as that can be told beforehand."""
+    """Refuses names that the game's constructor does not know, as far as that can be known beforehand."""
     import gymnasium
     from gymnasium.envs.registration import load_env_creator
 

@@ -21,7 +21,7 @@ from msgspec.structs import force_setattr
 from sparring.errors import InputError
 from sparring.games import mistakes
 
-__all__ = ["Action", "Box", "Dict", "Discrete", "Game", "MultiDiscrete", "Space", "written"]
+__all__ = ["Action", "Box", "Dict", "Discrete", "Game", "MultiDiscrete", "Part", "Space", "written"]
 
 Array = np.ndarray[Any, np.dtype[Any]]
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
@@ -217,8 +217,9 @@ class Dict(msgspec.Struct, frozen=True, tag="dict", tag_field="type", dict=True,
         return None
 
 
-Action = Box | Discrete | MultiDiscrete
-Space = Box | Discrete | MultiDiscrete | Dict
+Part = Box | Discrete | MultiDiscrete  # a field of a Dict, or a whole space
+Action = Part
+Space = Part | Dict
 
 
 def written(space: Space, most: int = 1000) -> str:

@@ -18,13 +18,13 @@ from sparring.games.atari_settings import AtariSettings
 from sparring.games.catalog import accepted, fault, make, own_fault, register, space_of
 from sparring.games.spec import Array, Box, Dict, Discrete, Game, Space
 
-__all__ = ["Environments", "Native", "Separate", "Step", "build", "clips_rewards", "scalars"]
+__all__ = ["Environments", "Native", "Separate", "VectorStep", "build", "clips_rewards", "scalars"]
 
 MASK = "action_mask"  # of `info`: which actions are allowed
 NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]{0,63}")  # of a number in `info` that becomes a metric
 
 
-class Step(NamedTuple):
+class VectorStep(NamedTuple):
     """Columns with an element per environment. Where the step before ended an episode, `obs` is the next episode's
     first, the reward is 0 and nothing ended: not a transition."""
 
@@ -41,7 +41,7 @@ class Environments(Protocol):
 
     def reset(self, seed: int) -> Array: ...
 
-    def step(self, actions: Array) -> Step: ...
+    def step(self, actions: Array) -> VectorStep: ...
 
     def state(self) -> dict[str, Array] | None:
         """What `restore` needs to go on identically; none where the game cannot tell."""
@@ -86,7 +86,7 @@ class Separate:
             self._begin(i)
         return self._obs.copy()
 
-    def step(self, actions: Array) -> Step:
+    def step(self, actions: Array) -> VectorStep:
         try:  # not `own_fault`, which takes a microsecond
             return self._step(actions)
         except SparringError:
@@ -94,7 +94,7 @@ class Separate:
         except Exception as error:
             raise fault(str(self.game.env), "step", error) from error
 
-    def _step(self, actions: Array) -> Step:
+    def _step(self, actions: Array) -> VectorStep:
         reward = np.zeros(self.count, np.float32)
         terminated, truncated = np.zeros(self.count, bool), np.zeros(self.count, bool)
         infos: dict[int, dict[str, float]] = {}
@@ -114,7 +114,7 @@ class Separate:
                 infos[i] = scalars(info)
             put(self.game.observation, self._obs, i, obs)
         self._ended = terminated | truncated
-        return Step(self._obs.copy(), reward, terminated, truncated, infos)
+        return VectorStep(self._obs.copy(), reward, terminated, truncated, infos)
 
     @property
     def has_time_limit(self) -> bool:
@@ -199,11 +199,11 @@ class Native:
         self.masked = self.masked or has_mask(info)
         return self._column(obs)
 
-    def step(self, actions: Array) -> Step:
+    def step(self, actions: Array) -> VectorStep:
         with own_fault(str(self.game.env), "step"):  # a microsecond, for many environments
             obs, reward, terminated, truncated, info = self.env.step(actions)
         infos = self._infos(info, terminated | truncated) if info else {}
-        return Step(self._column(obs), reward, terminated, truncated, infos)
+        return VectorStep(self._column(obs), reward, terminated, truncated, infos)
 
     def _infos(self, info: dict[str, Any], ended: Array) -> dict[int, dict[str, float]]:
         """Gymnasium's vector form: a column for each name, and `_name` says for whom it counts."""

@@ -28,7 +28,7 @@ class Moments(NamedTuple):
     variance: float = 0.0
 
 
-class Sample:
+class RunningMoments:
     """Numbers of which only size, mean and variance are kept (Welford)."""
 
     def __init__(self) -> None:
@@ -68,7 +68,7 @@ class AbCount:
 
     def _begin(self) -> None:
         self._cursor, self._left_out = self.test.cursor, 0
-        self._bots = {model: Sample() for model in self.test.shares}
+        self._bots = {model: RunningMoments() for model in self.test.shares}
         self._people: dict[str, dict[str, tuple[int, float]]] = {model: {} for model in self.test.shares}
 
     def _count(self, episode: Episode) -> None:
@@ -109,7 +109,7 @@ class AbCount:
 
 
 def _of_people(people: dict[str, tuple[int, float]]) -> Moments:
-    sample = Sample()
+    sample = RunningMoments()
     for _, mean in people.values():
         sample.add(mean)
     return sample.moments

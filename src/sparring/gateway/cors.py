@@ -56,7 +56,7 @@ class Cors:
     async def _allows(self, name: str, origin: str) -> bool:
         try:
             game = await self._games.get(name)
-        except HTTPProblem:  # whoever asks is told when they ask
+        except HTTPProblem:  # the request itself gets the answer
             return False
         return game.allows(origin)
 

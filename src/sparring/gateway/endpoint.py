@@ -266,8 +266,8 @@ class Endpoint:
         check: Callable[[Scope, bool], None],
         pages: Pages | None = None,
     ) -> None:
-        """`check` raises a HTTPProblem for requests that the handler shall not see; it is told whether a web page of
-        another origin may ask. `pages` knows which may."""
+        """`check` raises a HTTPProblem for requests that the handler shall not see; its argument says whether a web
+        page of another origin may ask. `pages` knows which may."""
         self._route = route
         self._handler = handler
         self._check = check

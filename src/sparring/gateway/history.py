@@ -8,7 +8,7 @@ from sparring.api import CurvePoint, PlayerRow, RecentReturns
 from sparring.registry.manifest import DEFAULT_MODEL
 from sparring.store.protocol import Episode, PlayerStats
 
-__all__ = ["History", "Line", "VersionReturns"]
+__all__ = ["History", "ReturnLine", "VersionReturns"]
 
 RECENT = 20  # episodes behind a mean
 MAX_POINTS = 400  # of the curve of all
@@ -65,7 +65,7 @@ class _Bin:
         )
 
 
-class Line:
+class ReturnLine:
     """Episodes of all, of people or of bots: their curve in few points, and the newest mean."""
 
     def __init__(self, points: int) -> None:
@@ -128,8 +128,8 @@ class History:
         self.steps = 0
         self.newest = 0  # published version: players may claim to have played any
         self.played: dict[int, VersionReturns] = {}  # by version of the default model
-        self.all = Line(MAX_POINTS)
-        self.people, self.bots = Line(MAX_POINTS_APART), Line(MAX_POINTS_APART)
+        self.all = ReturnLine(MAX_POINTS)
+        self.people, self.bots = ReturnLine(MAX_POINTS_APART), ReturnLine(MAX_POINTS_APART)
         self._players: OrderedDict[str, tuple[Recent, Recent, Recent]] = OrderedDict()  # all, as a person, by bots
 
     def add(self, episode: Episode) -> None:

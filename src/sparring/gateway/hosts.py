@@ -2,7 +2,7 @@
 
 A page of any site can let its own name resolve to 127.0.0.1, or to a machine in the visitor's network, and then read
 and write here as if it were ours. Its requests still carry its name as their Host. So a gateway answers to names of
-this machine, to IP addresses, which cannot be rebound, and to the names that it was told. (Browsers always send a Host,
+this machine, to IP addresses, which cannot be rebound, and to the names in its settings. (Browsers always send a Host,
 and an Origin with whatever changes something; game clients and probes send no Origin.)
 """
 
@@ -42,7 +42,7 @@ class Hosts:
 
     def check(self, scope: Scope, page_allowed: bool = False) -> None:
         """Raises an HTTPProblem for a request that is not meant for us. 403 is what clients try again later: they keep
-        their play until somebody has told the gateway its name.
+        their play until the gateway knows its name.
 
         :param page_allowed: The web page that asks may, whatever its origin.
         """
@@ -74,7 +74,7 @@ class Hosts:
         )
 
     def _check_origin(self, origin: str, host: str, game: str | None) -> None:
-        """The same page's, or that of a name we were told exactly: a proxy may have changed the Host."""
+        """The same page's, or that of a name that was given in full: a proxy may have changed the Host."""
         _, _, netloc = origin.partition("://")
         if not netloc or (netloc != host and _name(netloc) not in self._names):
             play = f', or to play {game[:100]!r} declare it with "origins": ["{origin[:200]}"]' if game else ""

@@ -16,7 +16,7 @@ from starlette.types import Receive, Scope, Send
 
 from sparring.api import GameInfo, Play, PlayerRow, RecentReturns, Snapshot, StreamStatus, TrainerStatus, VersionRow
 from sparring.gateway.endpoint import HTTPProblem, answer, query_int
-from sparring.gateway.history import History, Line, VersionReturns
+from sparring.gateway.history import History, ReturnLine, VersionReturns
 from sparring.gateway.routes.games import Games
 from sparring.gateway.routes.models import Models
 from sparring.registry.manifest import DEFAULT_MODEL, Manifest
@@ -167,7 +167,7 @@ def _row(manifest: Manifest, history: History) -> VersionRow:
     )
 
 
-def _play(line: Line, steps: int) -> Play:
+def _play(line: ReturnLine, steps: int) -> Play:
     returns: RecentReturns = line.recent.returns()
     return Play(**msgspec.structs.asdict(returns), steps=steps, curve=line.curve)
 
@@ -196,7 +196,7 @@ class Watcher:
 
     def __init__(self, game: str) -> None:
         self.game = game
-        self.version: int | None = None  # the newest it was told of
+        self.version: int | None = None  # the newest it knows of
         self.built = float("nan")  # when the snapshot that it has was made
         self._queue: asyncio.Queue[bytes | None] = asyncio.Queue(QUEUE)
 
@@ -250,7 +250,7 @@ class Live:
         self._view(game).touch()
 
     def drop(self, game: str) -> None:
-        """It was deleted: who watches it is told so when they ask again."""
+        """It was deleted: who watches it hears so when they ask again."""
         self._views.pop(game, None)
         for watcher in [w for w in self._watchers if w.game == game]:
             watcher.close()

@@ -9,7 +9,7 @@ import numpy as np
 
 from sparring.errors import InputError
 from sparring.games.spec import Array
-from sparring.networks.layers import NORM_EPSILON, Layer, orthogonal, own
+from sparring.networks.layers import NORM_EPSILON, Layer, Pads, orthogonal, own
 from sparring.networks.policy import CLIP
 from sparring.networks.spec import ParameterShape, QValues
 
@@ -76,8 +76,8 @@ def normalise_rows(z: jax.Array) -> jax.Array:
 
 
 def product(x: jax.Array, w: jax.Array) -> jax.Array:
-    """x @ w, in bfloat16 summed in float32 where JAX is told so and it pays: not for narrow inputs, nor for heads,
-    whose digits count. XLA for CPUs does not look at that setting, though AMX multiplies bfloat16 three times as fast.
+    """x @ w, in bfloat16 summed in float32 where JAX is configured so and it is faster: not for narrow inputs, nor for
+    heads, whose digits count. XLA for CPUs ignores that setting, though AMX multiplies bfloat16 three times as fast.
     """
     if jax.config.jax_default_matmul_precision != "bfloat16" or len(w) < WIDE:  # type: ignore[attr-defined]
         return x @ w
@@ -108,9 +108,6 @@ _half_product.defvjp(_half_forward, _half_backward)
 
 def dense(params: Params, name: str, x: jax.Array) -> jax.Array:
     return x @ params[f"{name}.w"] + params[f"{name}.b"]
-
-
-Pads = tuple[tuple[int, int], tuple[int, int]]  # zeros above and below, left and right
 
 
 def convolve(x: jax.Array, w: jax.Array, stride: int, pads: Pads = ((0, 0), (0, 0))) -> jax.Array:

@@ -50,6 +50,7 @@ NORM_EPSILON = 1e-5  # added to the variance
 GAIN = 2**0.5  # of weights before they are learned
 
 Shape = tuple[int, ...]
+Pads = tuple[tuple[int, int], tuple[int, int]]  # zeros above and below, left and right
 
 
 class Layer:

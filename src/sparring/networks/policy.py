@@ -14,7 +14,7 @@ import numpy as np
 
 from sparring.errors import InputError
 from sparring.games import Box, Dict, Discrete, Game, MultiDiscrete, Space
-from sparring.games.spec import Array, column
+from sparring.games.spec import Array, Part, column
 from sparring.networks.layers import Layer, flatten, own
 from sparring.networks.spec import (
     Categorical,
@@ -32,8 +32,6 @@ from sparring.networks.spec import (
 )
 
 __all__ = ["CLIP", "LOG_STD_RANGE", "OBSERVED_LOG_STD_RANGE", "Policy", "features", "to_batch"]
-
-Part = Box | Discrete | MultiDiscrete
 
 CLIP = 10.0  # normalised observations are clipped to ±this
 LOG_STD_RANGE = (-5.0, 2.0)

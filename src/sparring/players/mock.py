@@ -18,7 +18,7 @@ from sparring.client.client import Client, Player
 from sparring.client.convert import to_feeds
 from sparring.client.recorder import Acted
 from sparring.client.transports.base import Unavailable
-from sparring.client.uploader import Stats
+from sparring.client.uploader import UploadStats
 from sparring.errors import InputError
 from sparring.games import Dict, Discrete, Game, Space, catalog
 from sparring.games.spec import Array
@@ -49,7 +49,7 @@ class PlaySummary:
     seconds: float
     return_mean: float | None  # over the newest RECENT episodes
     version: int  # the newest that played
-    stats: Stats
+    stats: UploadStats
 
     @property
     def steps_per_s(self) -> float:
@@ -186,7 +186,7 @@ class _Table:
                     continue
         self._seconds = time.monotonic() - self._began
 
-    def summary(self, stats: Stats) -> PlaySummary:
+    def summary(self, stats: UploadStats) -> PlaySummary:
         mean = sum(self._returns) / len(self._returns) if self._returns else None
         return PlaySummary(self._episodes, self._steps, self._seconds, mean, self._version, stats)
 

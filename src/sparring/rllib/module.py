@@ -26,7 +26,7 @@ __all__ = ["check_equal", "render"]
 
 ACTIVATIONS = {torch.nn.ReLU: "relu", torch.nn.Tanh: "tanh", torch.nn.SiLU: "silu"}
 SAMPLES = 64  # observations that are compared
-Weights = tuple[Array, Array]  # (in, out) and (out,)
+LayerWeights = tuple[Array, Array]  # (in, out) and (out,)
 
 
 def render(module: Any, game: Game, exploration: float = 0.0) -> Policy:
@@ -108,14 +108,14 @@ def _q_network(module: Any, game: Game, exploration: float) -> Policy:
     return Policy(game, (*layers, *more), QValues(duelling=True), params, exploration)
 
 
-def _beside(one: Weights, other: Weights, *, first: bool) -> Weights:
+def _beside(one: LayerWeights, other: LayerWeights, *, first: bool) -> LayerWeights:
     (a, b), (v, c) = one, other
     if first:  # both see all of the encoder
         return np.concatenate([a, v], 1), np.concatenate([b, c])
     return np.block([[a, np.zeros_like(v)], [np.zeros_like(a), v]]), np.concatenate([b, c])
 
 
-def _mlp(model: Any) -> tuple[tuple[Dense, ...], list[Weights]]:
+def _mlp(model: Any) -> tuple[tuple[Dense, ...], list[LayerWeights]]:
     """Dense layers with their activations, and the weights of all; a last one without activation is a head's."""
     if not isinstance(model, TorchMLPEncoder | TorchMLPHead | TorchFreeLogStdMLPHead):
         raise Unrenderable(
@@ -123,7 +123,7 @@ def _mlp(model: Any) -> tuple[tuple[Dense, ...], list[Weights]]:
             "no convolutions)"
         )
     layers: list[Dense] = []
-    weights: list[Weights] = []
+    weights: list[LayerWeights] = []
     for part in model.net.mlp:
         if isinstance(part, torch.nn.Linear):
             bias = np.zeros(part.out_features, np.float32) if part.bias is None else _array(part.bias)
@@ -138,7 +138,7 @@ def _mlp(model: Any) -> tuple[tuple[Dense, ...], list[Weights]]:
     return tuple(layers), weights
 
 
-def _named(weights: list[Weights]) -> dict[str, Array]:
+def _named(weights: list[LayerWeights]) -> dict[str, Array]:
     *torso, (w, b) = weights
     named = {"head.w": w, "head.b": b}
     for i, (w, b) in enumerate(torso):

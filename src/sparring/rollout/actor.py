@@ -26,7 +26,7 @@ from sparring.networks.policy import Policy
 from sparring.networks.spec import Head
 from sparring.runs.metrics import PlayedEpisode
 
-__all__ = ["Actor", "Failed", "Filled", "Order", "Plan", "Rows", "SharedBuffers", "Snapshot"]
+__all__ = ["Actor", "Filled", "Plan", "Rows", "SharedBuffers", "WorkerFailed", "WorkerOrder", "WorkerState"]
 
 log = logging.getLogger("sparring.rollout")
 
@@ -61,7 +61,7 @@ class Plan(msgspec.Struct, frozen=True):
     low_priority: bool = False  # workers let the learner go first, which works at the same time and is the slower one
 
 
-class Order(msgspec.Struct, frozen=True):
+class WorkerOrder(msgspec.Struct, frozen=True):
     """The first message to a worker."""
 
     plan: Plan
@@ -80,7 +80,7 @@ class Filled(msgspec.Struct, frozen=True, tag=True):
     masked: bool = False  # the game says which actions are allowed
 
 
-class Failed(msgspec.Struct, frozen=True, tag=True):
+class WorkerFailed(msgspec.Struct, frozen=True, tag=True):
     """The worker's last message: something is wrong with the game."""
 
     kind: str  # of KINDS
@@ -97,7 +97,7 @@ class Failed(msgspec.Struct, frozen=True, tag=True):
 KINDS: dict[str, type[SparringError]] = {kind.__name__: kind for kind in (GameError, InputError, SparringError)}
 
 
-class Snapshot(msgspec.Struct, frozen=True, tag=True):
+class WorkerState(msgspec.Struct, frozen=True, tag=True):
     state: dict[str, bytes] | None
 
 
@@ -277,17 +277,17 @@ def views(plan: Plan, flat: Array) -> Iterator[tuple[str, Array]]:
 
 def serve(control: Connection, memory: int) -> None:
     """A worker's life. What is wrong with the game is reported before it ends; anything else is in its log."""
-    order = msgspec.msgpack.decode(control.recv_bytes(), type=Order, dec_hook=decode)
+    order = msgspec.msgpack.decode(control.recv_bytes(), type=WorkerOrder, dec_hook=decode)
     try:
         work(control, memory, order)
     except SparringError as error:
         traceback.print_exc()
         kind = next(name for name, kind in KINDS.items() if isinstance(error, kind))
-        control.send_bytes(msgspec.msgpack.encode(Failed(kind, str(error), getattr(error, "details", ""))))
+        control.send_bytes(msgspec.msgpack.encode(WorkerFailed(kind, str(error), getattr(error, "details", ""))))
         sys.exit(1)
 
 
-def work(control: Connection, memory: int, order: Order) -> None:
+def work(control: Connection, memory: int, order: WorkerOrder) -> None:
     """Fills the slots that it is given with the newest weights there are."""
     plan = order.plan
     if plan.low_priority:
@@ -304,7 +304,7 @@ def work(control: Connection, memory: int, order: Order) -> None:
         message = control.recv_bytes()
         if message == SNAPSHOT:
             state = actor.state()
-            control.send_bytes(msgspec.msgpack.encode(Snapshot(None if state is None else pack_state(state))))
+            control.send_bytes(msgspec.msgpack.encode(WorkerState(None if state is None else pack_state(state))))
             continue
         slot, began = message[0], time.perf_counter()
         if version != int(buffers.version[0]):

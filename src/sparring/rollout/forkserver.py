@@ -30,7 +30,7 @@ from sparring.networks.policy import Policy
 from sparring.networks.spec import Categorical, Dense, Gaussian, param_shapes
 from sparring.rollout.actor import Actor, Rows, row_types, serve
 
-__all__ = ["Child", "ForkServer"]
+__all__ = ["ForkServer", "ForkedWorker"]
 
 PATIENCE = 120.0  # seconds that imports may take
 PR_SET_PDEATHSIG = 1  # of Linux's prctl: what we get when our parent ends
@@ -56,10 +56,10 @@ class ForkServer:
                 stderr=file,
             )
 
-    def fork(self, control: socket.socket, log: BinaryIO) -> "Child":
+    def fork(self, control: socket.socket, log: BinaryIO) -> "ForkedWorker":
         """A worker with the other end of `control`. OSError when the forkserver is dead."""
         socket.send_fds(self.control, [b"fork"], [control.fileno(), log.fileno()])
-        return Child(self._answer(), self)
+        return ForkedWorker(self._answer(), self)
 
     def ended(self, pid: int) -> int | None:
         """The exit code, as subprocess has it; none while it lives."""
@@ -81,7 +81,7 @@ class ForkServer:
             self.process.wait()
 
 
-class Child:
+class ForkedWorker:
     """A forked worker, with what subprocess.Popen offers for its own."""
 
     def __init__(self, pid: int, forkserver: ForkServer) -> None:

@@ -36,22 +36,22 @@ from sparring.networks.policy import Policy
 from sparring.rollout.actor import (
     SNAPSHOT,
     Actor,
-    Failed,
     Filled,
-    Order,
     Plan,
     Rows,
     SharedBuffers,
-    Snapshot,
+    WorkerFailed,
+    WorkerOrder,
+    WorkerState,
     pack_state,
     parts,
     unpack_state,
     worker_seed,
 )
-from sparring.rollout.forkserver import Child, ForkServer
+from sparring.rollout.forkserver import ForkedWorker, ForkServer
 from sparring.runs.metrics import PlayedEpisode, Row
 
-__all__ = ["Block", "Local", "Pool", "Source", "open_source", "plan_for"]
+__all__ = ["Block", "Local", "PlaySource", "Pool", "open_source", "plan_for"]
 
 log = logging.getLogger("sparring.rollout")
 STARTING = 120.0  # seconds that a worker may take to import and make its games
@@ -68,7 +68,7 @@ class Block(NamedTuple):
     masked: bool = False  # the game says which actions are allowed
 
 
-class Source(Protocol):
+class PlaySource(Protocol):
     plan: Plan
 
     def publish(self, policy: Policy, at_random: bool = False) -> None:
@@ -106,7 +106,7 @@ def plan_for(
 
 def open_source(
     plan: Plan, experiment: Experiment, logs: Path, states: list[dict[str, Array] | None] | None = None
-) -> "Source":
+) -> "PlaySource":
     limit = experiment.rollout.limit
     if experiment.runner == "ray":
         return load_ray("sparring.rollout.ray_pool").RayPool(plan, limit, experiment.resources, states)
@@ -191,7 +191,7 @@ class _Worker:
         self.life = life - 1  # of the process that has the place now
         self.failures = 0  # in a row
         self.granted: deque[int] = deque()  # slots it was asked to fill, in order
-        self.process: Child
+        self.process: ForkedWorker
         self.control: Connection
         self.log: Path
         self.since = 0.0  # when we last asked it for something, or heard of it
@@ -253,13 +253,13 @@ class Pool:
         self.buffers.beats[worker.index, 0] = 0.0
         packed = None if state is None else pack_state(state)
         seed = worker_seed(self.plan, worker.number)
-        order = Order(self.plan, worker.index, seed, self.buffers.size, worker.life, packed)
+        order = WorkerOrder(self.plan, worker.index, seed, self.buffers.size, worker.life, packed)
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # dead already: `take` notices
             worker.control.send_bytes(msgspec.msgpack.encode(order))
             for slot in worker.granted:  # what its predecessor was asked for
                 worker.control.send_bytes(bytes([slot]))
 
-    def _fork(self, control: socket.socket, file: BinaryIO) -> Child:
+    def _fork(self, control: socket.socket, file: BinaryIO) -> ForkedWorker:
         try:
             return self.forkserver.fork(control, file)
         except OSError:  # somebody killed it
@@ -318,11 +318,11 @@ class Pool:
         # Who waited longest comes first: while learning is slower than play, others would never have their turn.
         for worker in sorted(ready, key=lambda worker: worker.since):
             try:
-                message = msgspec.msgpack.decode(worker.control.recv_bytes(), type=Filled | Failed)
+                message = msgspec.msgpack.decode(worker.control.recv_bytes(), type=Filled | WorkerFailed)
             except (EOFError, ConnectionResetError):
                 self._replace(worker, f"died (exit code {worker.process.wait()})")
                 continue
-            if isinstance(message, Failed):
+            if isinstance(message, WorkerFailed):
                 self._replace(worker, "failed", message.error())
                 continue
             slot = worker.granted.popleft()
@@ -388,8 +388,8 @@ class Pool:
             try:
                 worker.control.send_bytes(SNAPSHOT)
                 if worker.control.poll(self.limit):
-                    answer = msgspec.msgpack.decode(worker.control.recv_bytes(), type=Snapshot | Failed)
-                    packed = answer.state if isinstance(answer, Snapshot) else None  # it ends, and `take` notices
+                    answer = msgspec.msgpack.decode(worker.control.recv_bytes(), type=WorkerState | WorkerFailed)
+                    packed = answer.state if isinstance(answer, WorkerState) else None  # it ends, and `take` notices
                 else:  # it hangs while it makes its games
                     packed = None
                     self._ask_where(worker)

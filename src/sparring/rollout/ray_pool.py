@@ -200,7 +200,7 @@ class _Hosted:
 
 
 class RayPool:
-    """A `rollout.Source`."""
+    """A `PlaySource`."""
 
     def __init__(
         self,

@@ -157,9 +157,9 @@ def _draw_usage(panels: Any, grouped: dict[str, list[Run]], unit: str, seconds: 
 
 
 def _watts(rows: Sequence[Row], name: str) -> list[tuple[float, float]]:
-    """Seconds of the run, and the power since the row before that told joules."""
-    told = [(row["time/total_s"], row[name]) for row in rows if name in row]
-    return [(at, joules / (at - before)) for (before, _), (at, joules) in itertools.pairwise(told) if at > before]
+    """Seconds of the run, and the power since the last row that has joules."""
+    measured = [(row["time/total_s"], row[name]) for row in rows if name in row]
+    return [(at, joules / (at - before)) for (before, _), (at, joules) in itertools.pairwise(measured) if at > before]
 
 
 def _draw_phases(axes: Any, grouped: dict[str, list[Run]]) -> None:

@@ -42,7 +42,7 @@ class SinkError(SparringError):
 
 @dataclass(frozen=True)
 class Opening:
-    """What a sink is told when a run begins or is resumed.
+    """What a sink gets when a run begins or is resumed.
 
     :param directory: The run's directory. A sink may keep files of its own in it.
     :param experiment: What is trained, with all hyperparameters.

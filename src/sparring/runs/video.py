@@ -13,7 +13,7 @@ from sparring.games import Game
 from sparring.games.catalog import make
 from sparring.games.spec import Array, Discrete
 
-__all__ = ["Player", "record", "require"]
+__all__ = ["Filmed", "record", "require"]
 
 FPS = 30
 
@@ -46,7 +46,7 @@ def require(game: Game) -> None:
         env.close()
 
 
-class Player(Protocol):
+class Filmed(Protocol):
     """As much of a policy as is filmed."""
 
     @property
@@ -56,7 +56,7 @@ class Player(Protocol):
 
 
 def record(
-    policy: Player,
+    policy: Filmed,
     out: Path,
     episodes: int = 1,
     seed: int = 0,

@@ -39,7 +39,7 @@ from sparring.errors import InputError, SparringError
 from sparring.files import write_whole
 from sparring.store import open_store
 from sparring.store.protocol import Store
-from sparring.stream.sink import Result, StoreSink
+from sparring.stream.sink import ShardResult, StoreSink
 from sparring.stream.source import KinesisReader, KinesisSource, Positions, Reached
 
 __all__ = ["BatchReport", "IngestOptions", "main", "run"]
@@ -143,7 +143,7 @@ class _Job:
     def batch(self, rows: DataFrame, number: int) -> None:
         """A micro-batch of Spark: all of it is stored, and how far it came is written down, when it returns."""
         begin = time.monotonic()
-        results = [msgspec.json.decode(row.result, type=Result) for row in rows.collect()]
+        results = [msgspec.json.decode(row.result, type=ShardResult) for row in rows.collect()]
         results = [result for result in results if result.batch]  # none: a task without a shard
         if not results:
             return
@@ -152,7 +152,7 @@ class _Job:
         self.positions.write(Reached(results[0].batch, reached, refused, before))
         self.note(results, time.monotonic() - begin)
 
-    def refuse(self, results: list[Result]) -> tuple[dict[str, int], dict[str, int]]:
+    def refuse(self, results: list[ShardResult]) -> tuple[dict[str, int], dict[str, int]]:
         """Into quarantine; what was refused before this batch and with it. A batch that is done again begins with the
         same numbers: in the end each refusal counts once."""
         before = self.positions.refused_before(results[0].batch)
@@ -164,7 +164,7 @@ class _Job:
             self.store.quarantine_from(self.source, refused, newest)
         return before, dict(refused)
 
-    def note(self, results: list[Result], seconds: float) -> None:
+    def note(self, results: list[ShardResult], seconds: float) -> None:
         """The batch's figures: for people, for the dashboard, for /metrics."""
         sums = {
             name: sum(getattr(result, name) for result in results)
@@ -289,7 +289,7 @@ def _keep_running(job: _Job, spark: SparkSession) -> None:
 
 
 def _watch(job: _Job, query: StreamingQuery) -> None:
-    """Until told to stop, or all is read if that is enough; raises what the query fails of."""
+    """Until it is stopped, or all is read if that is enough; raises what the query fails of."""
     beat = time.monotonic()
     while not job.stopping.is_set():
         if not query.isActive:

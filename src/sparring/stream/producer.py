@@ -57,7 +57,7 @@ class _Ticket:
     def landed(self) -> None:
         self.left -= 1
         if self.left == 0:
-            with contextlib.suppress(InvalidStateError):  # it was told otherwise already
+            with contextlib.suppress(InvalidStateError):  # it has another result already
                 self.future.set_result(self._outcomes)
 
     def fail(self, error: Exception) -> None:
@@ -131,7 +131,7 @@ class Producer:
         return ticket.future
 
     def close(self, timeout: float = 10.0) -> None:
-        """Sends what it can within `timeout`; the senders of the rest are told."""
+        """Sends what it can within `timeout`; the senders of the rest get an error."""
         with self._changed:
             self._closing = True
             self._changed.notify_all()
@@ -276,7 +276,7 @@ class Producer:
             item.ticket.landed()
 
     def _failed(self, lanes: list[_Lane], error: SparringError) -> None:
-        """To be tried again a little later; senders who have waited too long are told instead."""
+        """To be tried again a little later; senders who have waited too long get an error instead."""
         now = time.monotonic()
         busy = error if isinstance(error, StreamBusy) else StreamBusy(str(error))
         self.counts.retried += len(lanes)

@@ -18,7 +18,7 @@ from sparring.store.protocol import FragmentRefused, GameUnreadable, Outcome, Qu
 from sparring.stream import record
 from sparring.stream.source import CLOSED, Mark
 
-__all__ = ["Result", "StoreSink"]
+__all__ = ["ShardResult", "StoreSink"]
 
 CHUNK = 16 << 20  # bytes of fragments appended at once
 PATIENCE = 120.0  # seconds with a store that is busy or away, until the task fails
@@ -28,7 +28,7 @@ NEWEST = 200  # refused fragments of a task that are noted one by one
 log = logging.getLogger("sparring.ingest")
 
 
-class Result(msgspec.Struct):
+class ShardResult(msgspec.Struct):
     """What became of a shard's part of a batch."""
 
     batch: int = 0
@@ -56,7 +56,7 @@ class StoreSink:
         self._writer = ThreadPoolExecutor(1, "append")  # decoding goes on meanwhile; one, so that order is kept
         self._pending: deque[Future[list[Outcome | FragmentRefused]]] = deque()
         self._sent: deque[list[Fragment]] = deque()
-        self.result = Result()
+        self.result = ShardResult()
 
     def take(self, rows: pa.RecordBatch) -> None:
         fragments: dict[tuple[str, str], list[Fragment]] = {}  # by game and schema
@@ -81,7 +81,7 @@ class StoreSink:
         for (name, _), some in fragments.items():
             self._check(name, some, arrived)
 
-    def finish(self) -> Result:
+    def finish(self) -> ShardResult:
         """Everything is in the store when it returns."""
         while self._pending:
             self._written()

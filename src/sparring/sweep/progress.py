@@ -14,12 +14,12 @@ from sparring.sweep.plan import Sweep
 from sparring.sweep.results import best_of, columns, ranked, row
 from sparring.terminal import plain, table
 
-__all__ = ["Progress", "results"]
+__all__ = ["SweepProgress", "results"]
 
 STATES = ("done", "stopped", "failed", "running", "waiting", "unfinished")
 
 
-class Progress:
+class SweepProgress:
     """Redrawn in place on a terminal, a line now and then elsewhere. A failure is reported once."""
 
     LINE, PICTURE = 10.0, 0.5  # seconds between two
@@ -31,7 +31,7 @@ class Progress:
         self.live: Live | None = None
 
     @contextmanager
-    def show(self, title: str) -> Iterator["Progress"]:
+    def show(self, title: str) -> Iterator["SweepProgress"]:
         self.title = title
         if not self.console.is_terminal:
             self._say(title)

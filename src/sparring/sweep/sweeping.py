@@ -16,7 +16,7 @@ from sparring.sweep.plan import Sweep, read
 __all__ = ["begin", "carry_out", "reopen"]
 
 CHANGEABLE = ("tune.samples", "tune.parallel", "resources")  # of a sweep that has begun
-View = Callable[[], AbstractContextManager[Callable[[Iterable[TrialStatus]], None]]]
+TrialsView = Callable[[], AbstractContextManager[Callable[[Iterable[TrialStatus]], None]]]
 
 
 def begin(file: Path, changes: Iterable[str] = (), out: Path | None = None) -> tuple[Sweep, Path]:
@@ -56,7 +56,7 @@ def reopen(root: Path, changes: Iterable[str] = ()) -> tuple[Sweep, Path]:
     return sweep, root
 
 
-def carry_out(sweep: Sweep, root: Path, view: View) -> tuple[list[TrialStatus], bool]:
+def carry_out(sweep: Sweep, root: Path, view: TrialsView) -> tuple[list[TrialStatus], bool]:
     """All trials, as far as they came, with their results written; and whether all have ended. False: interrupted."""
     from sparring.sweep import results as report
 

@@ -183,7 +183,7 @@ class _Unkept:
 
 
 class _Suggest(_Unkept, Searcher):  # type: ignore[misc]  # Ray ships no types
-    """Optuna's suggestions; first the trials that an interrupted sweep left. It is told of those that have ended."""
+    """Optuna's suggestions; first the trials that an interrupted sweep left. It gets the results of ended trials."""
 
     def __init__(self, sweep: Sweep, journal: Journal, task: str) -> None:
         super().__init__(metric=sweep.tune.metric, mode=sweep.tune.mode)

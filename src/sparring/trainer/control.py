@@ -28,14 +28,14 @@ ALPHA = 0.01
 FAR = 1.0  # deviations: less than that is another hour of the day
 LASTING = 24 * 3600.0  # seconds after which a change is how the game is
 
-Played = tuple[str, float]  # who, and the return
+PlayedReturn = tuple[str, float]  # who, and the return
 
 
 class Control(msgspec.Struct):
     """It outlives a restart, with the trainer's memory."""
 
-    episodes: list[Played] = []  # of people, the newest last
-    before: list[Played] = []  # while something is different: what they were before
+    episodes: list[PlayedReturn] = []  # of people, the newest last
+    before: list[PlayedReturn] = []  # while something is different: what they were before
     since: float = 0.0  # … and since when
     lasted: bool = False  # the last change has stayed: it is how the game is
 
@@ -71,19 +71,19 @@ class Control(msgspec.Struct):
         figures = "" if found is None else f" from {found.before:.4g} to {found.now:.4g}"
         return f"people's returns changed{figures}, so it is not the bots' version: nothing moves"
 
-    def _newest(self) -> tuple[list[Played], list[Played]]:
+    def _newest(self) -> tuple[list[PlayedReturn], list[PlayedReturn]]:
         """And those before them."""
         counts: Counter[str] = Counter()
         few = len({who for who, _ in self.episodes}) < SEVERAL
-        recent: list[Played] = []
-        older: list[Played] = []
+        recent: list[PlayedReturn] = []
+        older: list[PlayedReturn] = []
         for who, ret in reversed(self.episodes):
             counts[who] += 1
             (recent if len(recent) < NOW and (few or counts[who] <= SHARE) else older).append((who, ret))
         return recent[::-1], older[::-1]
 
 
-def _one_players(recent: Sequence[Played], before: Sequence[Played]) -> bool:
+def _one_players(recent: Sequence[PlayedReturn], before: Sequence[PlayedReturn]) -> bool:
     """Whether it is one player whose returns changed, and not those of the others."""
     for busy, _ in Counter(who for who, _ in recent).most_common(NOW // SHARE):
         rest = _compare([each for each in recent if each[0] != busy], [each for each in before if each[0] != busy])
@@ -98,13 +98,13 @@ class _Comparison(NamedTuple):
     differs: bool  # clearly, and by much
 
 
-def _compare(recent: Sequence[Played], before: Sequence[Played]) -> _Comparison | None:
+def _compare(recent: Sequence[PlayedReturn], before: Sequence[PlayedReturn]) -> _Comparison | None:
     """None: too little is known of those who play now. Who has played little counts as one of many such."""
     counts: dict[str, int] = {}
     for player, _ in before:
         counts[player] = counts.get(player, 0) + 1
 
-    def by(played: Sequence[Played]) -> list[tuple[str | None, float]]:
+    def by(played: Sequence[PlayedReturn]) -> list[tuple[str | None, float]]:
         return [(who if counts.get(who, 0) >= LEAST else None, ret) for who, ret in played]
 
     groups: dict[str | None, list[float]] = {}

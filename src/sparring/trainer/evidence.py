@@ -11,7 +11,7 @@ from sparring.store.protocol import Episode
 from sparring.trainer.control import Control
 from sparring.trainer.sequential import unpaired
 
-__all__ = ["PAGE", "YOUNG", "Memory", "Returns", "decisive", "name_of"]
+__all__ = ["PAGE", "YOUNG", "EpisodeReturns", "Memory", "decisive", "name_of"]
 
 PAGE = 1000  # episodes that are read at once
 YOUNG = 500, 3600.0  # episodes of bots and seconds until which a game is young: bad bots, quick learning
@@ -22,7 +22,7 @@ SEVERAL = 3  # players from whom on none of them decides alone; …
 BUSY, HARDLY = 20, 0.5  # … the busiest of them are left out in turn; by this part of what is clear others must agree
 
 
-class Returns(msgspec.Struct):
+class EpisodeReturns(msgspec.Struct):
     """Of finished episodes, with who played them."""
 
     values: list[float] = []
@@ -38,17 +38,17 @@ class Returns(msgspec.Struct):
     def mean(self) -> float:
         return math.fsum(self.values) / len(self.values)
 
-    def newest(self, most: int) -> "Returns":
-        return Returns(self.values[-most:], self.players[-most:])
+    def newest(self, most: int) -> "EpisodeReturns":
+        return EpisodeReturns(self.values[-most:], self.players[-most:])
 
-    def and_then(self, later: "Returns") -> "Returns":
-        return Returns([*self.values, *later.values], [*self.players, *later.players])
+    def and_then(self, later: "EpisodeReturns") -> "EpisodeReturns":
+        return EpisodeReturns([*self.values, *later.values], [*self.players, *later.players])
 
     def without(self, player: str) -> list[float]:
         return [ret for ret, who in zip(self.values, self.players, strict=True) if who != player]
 
 
-def decisive(above: Returns, below: Returns, alpha: float) -> str | None:
+def decisive(above: EpisodeReturns, below: EpisodeReturns, alpha: float) -> str | None:
     """The player without whose episodes the one would hardly be above the other; none where there are too few to tell.
     Somebody who plays day and night, or whose client lies, must not decide for all."""
     counts = Counter([*above.players, *below.players])
@@ -69,13 +69,13 @@ class Memory(msgspec.Struct):
     candidate: int | None = None  # that is tried in play, …
     candidate_learned: int = 0  # … the steps that it had learned from, …
     canary: float | None = None  # … the setting that its share follows from, …
-    new: Returns = msgspec.field(default_factory=Returns)  # its returns …
-    old: Returns = msgspec.field(default_factory=Returns)  # … and those of `stable` meanwhile
+    new: EpisodeReturns = msgspec.field(default_factory=EpisodeReturns)  # its returns …
+    old: EpisodeReturns = msgspec.field(default_factory=EpisodeReturns)  # … and those of `stable` meanwhile
     players: list[str] = []  # whose first episode of `stable` meanwhile was left out: it may have begun before
-    new_by: Returns = msgspec.field(default_factory=Returns)  # the same by player
-    old_by: Returns = msgspec.field(default_factory=Returns)
-    reference: Returns = msgspec.field(default_factory=Returns)  # returns of `stable` when it was promoted
-    recent: Returns = msgspec.field(default_factory=Returns)  # and now
+    new_by: EpisodeReturns = msgspec.field(default_factory=EpisodeReturns)  # the same by player
+    old_by: EpisodeReturns = msgspec.field(default_factory=EpisodeReturns)
+    reference: EpisodeReturns = msgspec.field(default_factory=EpisodeReturns)  # of `stable`, when promoted
+    recent: EpisodeReturns = msgspec.field(default_factory=EpisodeReturns)  # and now
     collapsed: int | None = None  # `stable` was rolled back from it, and it is tried again beside the one before
     grown: bool = False  # never young: a person chose what players get, or an older generation did
     rolled_back: bool = False  # to this `stable`: not again
@@ -109,18 +109,18 @@ class Memory(msgspec.Struct):
             self.reference.note(player, ret, REFERENCE)
             return
         if len(self.recent) >= BLOCK:
-            self.recent = Returns()
+            self.recent = EpisodeReturns()
         self.recent.note(player, ret, BLOCK)
 
-    def new_stable(self, version: int, reference: Returns, rolled_back: bool) -> None:
+    def new_stable(self, version: int, reference: EpisodeReturns, rolled_back: bool) -> None:
         self.stable, self.rolled_back = version, rolled_back
-        self.reference, self.recent = reference.newest(BLOCK), Returns()
+        self.reference, self.recent = reference.newest(BLOCK), EpisodeReturns()
 
     def begin_trial(self, version: int | None, learned: int, anew: bool = True) -> None:
         """:param anew: what `stable` did until now says nothing beside this one."""
-        self.candidate, self.candidate_learned, self.collapsed, self.new = version, learned, None, Returns()
+        self.candidate, self.candidate_learned, self.collapsed, self.new = version, learned, None, EpisodeReturns()
         if anew:
-            self.old, self.players = Returns(), []
+            self.old, self.players = EpisodeReturns(), []
 
     def end_trial(self) -> None:
         self.begin_trial(None, self.candidate_learned)

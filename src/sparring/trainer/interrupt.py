@@ -1,4 +1,4 @@
-"""How the trainer is told to stop. SIGTERM and SIGINT set a flag, which is asked between turns: no turn is left
+"""How the trainer is stopped. SIGTERM and SIGINT set a flag, which is asked between turns: no turn is left
 half-done. Only work whose result may be thrown away at any moment, such as an evaluation, is cut short (`limited`)."""
 
 import signal
@@ -12,7 +12,7 @@ __all__ = ["StopRequested", "TooLong", "catch_signals", "limited", "stopping", "
 
 
 class StopRequested(BaseException):
-    """The trainer was told to stop, in the midst of limited work. Not an Exception: games catch those."""
+    """The trainer shall stop, in the midst of limited work. Not an Exception: games catch those."""
 
 
 class TooLong(Exception):

@@ -22,7 +22,7 @@ from sparring.networks.policy import Policy
 from sparring.registry.manifest import CANDIDATE, DEFAULT_MODEL, STABLE, Alias, Manifest
 from sparring.registry.registry import Moved, NotPublished, Pinned, Registry
 from sparring.store import Store
-from sparring.trainer.evidence import PAGE, YOUNG, Memory, Returns, decisive, name_of
+from sparring.trainer.evidence import PAGE, YOUNG, EpisodeReturns, Memory, decisive, name_of
 from sparring.trainer.sequential import Interval, paired, unpaired
 from sparring.trainer.settings import Settings
 from sparring.trainer.simulator import Simulator
@@ -130,12 +130,12 @@ class Promotion:
         if self.held and not known:
             log.warning("%s: %s", self.game.name, self.held)
             if m.collapsed is not None and m.collapsed == m.candidate:
-                self._promote(m.collapsed, f"it did not collapse: {self.held}", {}, Returns())
+                self._promote(m.collapsed, f"it did not collapse: {self.held}", {}, EpisodeReturns())
             self._forget_trial(self.held)
         elif before and not self.held:
-            m.recent = Returns()
+            m.recent = EpisodeReturns()
             if m.control.lasted:  # what was good before is no measure any more
-                m.reference = Returns()
+                m.reference = EpisodeReturns()
             self._say("people's returns are as before, or have stayed as they are now: promotions go on")
         return bool(self.held)
 
@@ -149,7 +149,7 @@ class Promotion:
             known = m.older and manifest.data.fragments > 0  # what a trainer published says which play it saw
             m.older = False
             self._forget_trial(f"version {stable.version} was made stable meanwhile")
-            self._new_stable(stable.version, Returns())
+            self._new_stable(stable.version, EpisodeReturns())
             log.info("%s: version %s is stable, by %s: %s", self.game.name, stable.version, stable.by, stable.reason)
             if not known:
                 self.adopt(manifest)
@@ -178,7 +178,7 @@ class Promotion:
         with contextlib.suppress(Moved, NotPublished):  # gone already, or somebody else's by now
             self.registry.move(self.game.name, DEFAULT_MODEL, CANDIDATE, None, reason=why, by=BY, expected=at)
 
-    def _new_stable(self, version: int, reference: Returns, rolled_back: bool = False) -> None:
+    def _new_stable(self, version: int, reference: EpisodeReturns, rolled_back: bool = False) -> None:
         self.memory.new_stable(version, reference, rolled_back)
         self.memory.learned, self.memory.bot_steps = self.taken()
 
@@ -225,7 +225,7 @@ class Promotion:
         should play at random until there is some."""
         version = self.publish(policy).version
         self.policy = None
-        self._promote(version, reason, dict(evidence), Returns())
+        self._promote(version, reason, dict(evidence), EpisodeReturns())
 
     def _held(self) -> bool:
         """A pinned `stable` has one better candidate beside it at most: a person decides."""
@@ -291,7 +291,7 @@ class Promotion:
         return interval.difference < PROMISING * (interval.difference - interval.low)
 
     @property
-    def _old(self) -> Returns:
+    def _old(self) -> EpisodeReturns:
         """Of what bots have: while the candidate is tried; of a young game, of which there are few, all."""
         m = self.memory
         return m.reference.and_then(m.recent) if self._young else m.old
@@ -363,7 +363,7 @@ class Promotion:
         )
         if m.stable is None:
             why = f"the first version: no client tries candidates, in {len(m.old)} episodes of play at random"
-            if self._promote(m.candidate, why, {}, Returns()):
+            if self._promote(m.candidate, why, {}, EpisodeReturns()):
                 self._end_trial(time.monotonic(), rejected=False)
 
     def _end_trial(self, now: float, *, rejected: bool, keep: bool = False) -> None:
@@ -420,7 +420,7 @@ class Promotion:
 
     # Moving `stable`
 
-    def _promote(self, version: int, reason: str, evidence: dict[str, float], reference: Returns) -> bool:
+    def _promote(self, version: int, reason: str, evidence: dict[str, float], reference: EpisodeReturns) -> bool:
         stable = self.stable
         at = None if stable is None else stable.version
         try:
@@ -468,7 +468,7 @@ class Promotion:
         assert move.version is not None
         self._forget_trial("stable was rolled back")
         self.aliases[STABLE] = Alias(STABLE, move.version, move.time, BY, reason, interval.numbers())
-        self._new_stable(move.version, Returns(), rolled_back=True)
+        self._new_stable(move.version, EpisodeReturns(), rolled_back=True)
         self._say(f"back to version {move.version}: {reason}")
         self.adopt(self.registry.manifest(self.game.name, DEFAULT_MODEL, move.version))
         self._try_again(stable.version, move.version)

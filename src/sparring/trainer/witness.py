@@ -16,7 +16,7 @@ from sparring.games import Box, Game
 from sparring.games.spec import Array
 from sparring.networks.policy import Policy
 
-__all__ = ["Estimate", "Witness"]
+__all__ = ["MeanReturn", "Witness"]
 
 EPISODES, BYTES = 200, 16 << 20  # that are remembered at most
 OPEN = 256  # episodes under way that are followed
@@ -24,7 +24,7 @@ LEAST = 5.0  # episodes' worth of weight, without which it says nothing
 FAR = 20.0  # logarithm of a weight at most
 
 
-class Estimate(NamedTuple):
+class MeanReturn(NamedTuple):
     """Of a policy's mean return."""
 
     ret: float
@@ -69,7 +69,7 @@ class Witness:
         self._played.clear()
         self._bytes = 0
 
-    def estimate(self, policy: Policy) -> Estimate | None:
+    def estimate(self, policy: Policy) -> MeanReturn | None:
         """None: recorded play does not say."""
         if not self.usable or len(self._played) < LEAST:
             return None
@@ -81,7 +81,7 @@ class Witness:
             reward[i, : len(earned)] = earned
         total = weight.sum(0)
         worth = float((total**2 / (weight**2).sum(0)).min())
-        return Estimate(float(((weight * reward).sum(0) / total).sum()), worth) if worth >= LEAST else None
+        return MeanReturn(float(((weight * reward).sum(0) / total).sum()), worth) if worth >= LEAST else None
 
     def _weigh(self, policy: Policy, episode: list[Fragment]) -> tuple[Array, Array]:
         columns = [f.columns(self.game) for f in episode]

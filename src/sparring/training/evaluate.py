@@ -66,12 +66,17 @@ def play(
     finally:
         environments.close()
     played = [episode for _, _, episode in sorted(ended, key=lambda each: each[:2])]
-    if warn and (count := sum(episode.cut for episode in played)):
+    if warn:
+        _warn_of_cuts(played, game.name, longest)
+    return played
+
+
+def _warn_of_cuts(played: Sequence[PlayedEpisode], game: str, longest: int) -> None:
+    if count := sum(episode.cut for episode in played):
         log.warning(
             "%d of %d episodes of %s were cut after %d steps: their returns are those until there",
-            count, episodes, game.name, longest,
+            count, len(played), game, longest,
         )  # fmt: skip
-    return played
 
 
 def summary(played: Sequence[tuple[float, int] | PlayedEpisode]) -> Row:

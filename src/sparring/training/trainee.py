@@ -22,7 +22,7 @@ from sparring.games import Box, Game
 from sparring.games.spec import Array
 from sparring.launch import load_ray
 from sparring.networks.defaults import describe, kind_of
-from sparring.rollout.pool import Block, Source, open_source, plan_for
+from sparring.rollout.pool import Block, PlaySource, open_source, plan_for
 from sparring.runs.checkpoint import flatten
 from sparring.runs.metrics import Episodes, Phases, Row
 from sparring.training import devices
@@ -55,7 +55,7 @@ class AlgorithmTrainee(Learner, Trainee):
         self.devices, self.mesh = len(chosen), devices.mesh(chosen)
         self.lag = 0
         self.masked = False  # whether it was logged that masks are ignored
-        self.source: Source | None = None
+        self.source: PlaySource | None = None
 
     @classmethod
     def hyperparameters(cls, experiment: Experiment, game: Game | None = None) -> dict[str, Any]:
@@ -92,7 +92,7 @@ class AlgorithmTrainee(Learner, Trainee):
         if self.experiment.runner == "ray" and self.experiment.source == "simulate":
             load_ray("sparring.rollout.ray_pool").require(self.experiment.resources, self.experiment.rollout.workers)
 
-    def _open(self, steps: int, slots: int, states: States | None) -> Source:
+    def _open(self, steps: int, slots: int, states: States | None) -> PlaySource:
         rollout = self.experiment.rollout
         policy = self.policy()
         seed = self.experiment.seed

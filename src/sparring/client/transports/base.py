@@ -9,7 +9,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from typing import Protocol
 
-from sparring.api import Act, Actions, Problem, Uploaded
+from sparring.api import Act, ActionsInfo, Problem, Uploaded
 from sparring.errors import InputError, SparringError
 from sparring.experience import wire
 from sparring.experience.fragment import Fragment
@@ -182,7 +182,7 @@ class Transport(ABC):
         """
         raise self._takes_play_only()
 
-    def act(self, game: Game, ask: Act) -> Actions:
+    def act(self, game: Game, ask: Act) -> ActionsInfo:
         """The server's choice of actions."""
         raise self._takes_play_only()
 

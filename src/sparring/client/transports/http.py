@@ -11,7 +11,7 @@ import msgspec
 import urllib3
 
 from sparring import __version__
-from sparring.api import Act, Actions, Problem, Uploaded
+from sparring.api import Act, ActionsInfo, Problem, Uploaded
 from sparring.client.transports.base import (
     ModelSource,
     Refused,
@@ -197,7 +197,7 @@ class HttpTransport(Transport):
                 raise UnknownGame(error.problem) from error
             raise
 
-    def act(self, game: Game, ask: Act) -> Actions:
+    def act(self, game: Game, ask: Act) -> ActionsInfo:
         try:
             return self._act(game, ask)
         except Refused as error:  # an older gateway does not know who plays, and gives all players the same
@@ -206,9 +206,11 @@ class HttpTransport(Transport):
                 raise
         return self._act(game, msgspec.structs.replace(ask, player=None, episode=None))
 
-    def _act(self, game: Game, ask: Act) -> Actions:
+    def _act(self, game: Game, ask: Act) -> ActionsInfo:
         body = msgspec.msgpack.encode(ask)
-        return self.connection.request("POST", "games", game.name, "act", body=body, headers=MSGPACK).decode(Actions)
+        return self.connection.request("POST", "games", game.name, "act", body=body, headers=MSGPACK).decode(
+            ActionsInfo
+        )
 
     def models(self) -> ModelSource:
         return GatewayModels(self.connection)

@@ -22,7 +22,7 @@ export async function openChange(newest, done) {
 function again() {
   looked = null;
   tell($("change-problem"), "");
-  $("change-told").hidden = true;
+  $("change-preview").hidden = true;
   say($("change-yes"), "Look what changes");
 }
 
@@ -58,7 +58,7 @@ async function look() {
   const { name, generation, changes, exists } = await change("POST", `${path}/generations`, wanted);
   if (exists) throw new Error(`${name} has these spaces already`);
   looked = wanted;
-  $("change-told").hidden = false;
+  $("change-preview").hidden = false;
   say($("change-name"), `Generation ${generation}, ${name}:`);
   list($("change-words"), changes, (text, line = document.createElement("li")) => quoted(line, text));
   say($("change-yes"), `Make generation ${generation}`);

@@ -6,7 +6,7 @@ import { $, change, fill, getJson, list, say, tell } from "./dom.js";
 import { ago, percent, plural } from "./format.js";
 
 const MODEL = "bot"; // that the trainer publishes
-const LOOK = 15; // seconds between looks at aliases that nobody told us of
+const LOOK = 15; // seconds between looks at aliases, whose changes come without an event
 const MOVES = 50;
 
 export class Serving {

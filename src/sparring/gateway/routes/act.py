@@ -13,7 +13,7 @@ import numpy as np
 from starlette.requests import Request
 from starlette.responses import Response
 
-from sparring.api import MAX_OBSERVATIONS, Act, Actions
+from sparring.api import MAX_OBSERVATIONS, Act, ActionsInfo
 from sparring.client.bot import Loaded
 from sparring.client.convert import to_feeds
 from sparring.errors import InputError
@@ -79,7 +79,7 @@ class Acting:
             policy = RandomPlay(game) if version is None else await self._policy(game, model, version)
             actions, log_prob = await asyncio.to_thread(_run, policy, game, asked, kind)
         note = NOTE if isinstance(policy, RandomPlay) else msgspec.UNSET
-        return answer(Actions(actions, log_prob, policy.model, policy.version, note), kind=kind)
+        return answer(ActionsInfo(actions, log_prob, policy.model, policy.version, note), kind=kind)
 
     def forget(self, game: str) -> None:
         for key in [key for key in self._loaded if key[0] == game]:
@@ -189,7 +189,7 @@ def operations(parts: "Parts") -> list[Operation]:
             "/v1/games/{game}/act",
             parts.acting.act,
             "Actions for observations, in the question's encoding; random ones until a version is published",
-            {JSON: Actions, MSGPACK: Actions},
+            {JSON: ActionsInfo, MSGPACK: ActionsInfo},
             {JSON: Act, MSGPACK: Act},
             errors=(404, 408, 409, 413, 415, 422),
             shared="game",

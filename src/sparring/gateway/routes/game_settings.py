@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 __all__ = ["SettingsOfGames", "operations"]
 
 MAX_BODY = 64 << 10
-USUAL = Settings()  # what a trainer does that nobody told anything
+USUAL = Settings()  # what a trainer does without settings
 
 
 class SettingsOfGames:
@@ -37,7 +37,7 @@ class SettingsOfGames:
 
     async def show(self, request: Request) -> Response:
         game = await self._games.get(request.path_params["game"])
-        await self._games.all()  # another gateway may have been told
+        await self._games.all()  # another gateway may have changed them
         return answer(await self._info(game))
 
     async def put(self, request: Request) -> Response:

@@ -87,7 +87,7 @@ class Games:
 
     def profile(self, name: str) -> Profile:
         """What people decided about a game, as it was known at the newest look. After a while there is another look,
-        for which nobody waits: another gateway may have been told something else."""
+        for which nobody waits: another gateway may have changed it."""
         if self._next is None and time.monotonic() - self._looked > LOOK_AGAIN:
             self._begin_look()
         return self._profiles.get(name, Profile())

@@ -103,7 +103,7 @@ class Lifecycle:
         return response
 
     async def upload(self, request: Request) -> Response:
-        """A game that was deleted while clients play it is told apart from one that was never there: clients declare
+        """A game that was deleted while clients play it is distinguished from one that was never there: clients declare
         the latter again by themselves, and would undo the deletion."""
         name = request.path_params["game"]
         try:

@@ -112,7 +112,7 @@ class Models:
             del self._manifests[key]
 
     def moved(self, game: str) -> None:
-        """Something was moved here: the next one who asks is told."""
+        """Something was moved here: the next answer says so."""
         caches: tuple[OrderedDict[Any, Any], ...] = (self._looks, self._versions)
         for cache in caches:
             for key in [key for key in cache if key[0] == game]:

@@ -148,7 +148,7 @@ class CassandraWriter:
 
     def _store(self, works: list[_Append]) -> None:
         """If others closed its bucket, to know whether what they have, too, would be committed, a group goes again, in
-        another one. Whatever goes wrong, callers are told and open buckets are not used again: others close them."""
+        another one. After any error, which callers get, open buckets are not used again: others close them."""
         try:
             for _ in range(ATTEMPTS):
                 works = [work for work in works if self._find_buckets(work)]

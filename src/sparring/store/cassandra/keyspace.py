@@ -1,4 +1,4 @@
-"""A Cassandra keyspace: its address, the connection with what callers are told when it fails, and its games."""
+"""A Cassandra keyspace: its address, the connection with the errors callers get when it fails, and its games."""
 
 import os
 import re

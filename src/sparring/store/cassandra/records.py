@@ -31,14 +31,14 @@ WINDOW = REACH // 4  # steps whose places are looked up at once
 PROBES = 64  # look-ups of single fragments on their way at once
 
 
-class Row(NamedTuple):
+class StoredRow(NamedTuple):
     part: FragmentPart
     when: float
     cursor: int
     span: Span
 
 
-class Reader:
+class EpisodeReader:
     """Of episodes: how far it is."""
 
     def __init__(self, mark: Any) -> None:
@@ -48,7 +48,7 @@ class Reader:
         self.episodes = UnfinishedEpisodes(UNFINISHED)
         self.ready: list[Episode] = []
 
-    def add(self, row: Row) -> None:
+    def add(self, row: StoredRow) -> None:
         episode = self.episodes.add(row.part, row.part.ret, row.when, row.cursor)
         if episode is not None and row.cursor > self.given:
             self.ready.append(episode)
@@ -60,7 +60,7 @@ class Records:
     def __init__(self, keyspace: Keyspace, game: str) -> None:
         self._keyspace, self.game, self.order = keyspace, game, MergeLog(keyspace, game)
         self._lock = threading.Lock()  # guards the readers that nobody uses now
-        self._readers: list[Reader] = []  # who was used longest ago comes first
+        self._readers: list[EpisodeReader] = []  # who was used longest ago comes first
         self._counting = threading.Lock()  # guards the rest
         self._mark: Any = None
         self._cursor, self._totals = 0, Totals()
@@ -83,7 +83,7 @@ class Records:
         with self._lock:
             self._readers = [reader for reader in self._readers if reader.mark == mark]
             behind = [reader for reader in self._readers if reader.given <= cursor]
-            reader = max(behind, key=lambda reader: reader.given, default=Reader(mark))
+            reader = max(behind, key=lambda reader: reader.given, default=EpisodeReader(mark))
             self._readers = [other for other in self._readers if other is not reader]
         reader.given = cursor
         reader.ready = [e for e in reader.ready if e.cursor > cursor]
@@ -101,7 +101,7 @@ class Records:
 
     def newest(self, before: int | None, limit: int) -> EpisodePage:
         end = self.order.tip() if before is None else min(before - 1, self.order.tip())
-        rows: list[Row] = []
+        rows: list[StoredRow] = []
         known = 0
         for reached, some in self._backwards(end):
             rows += some
@@ -114,7 +114,7 @@ class Records:
         return EpisodePage(found, known + 1 if known else None)
 
     def episode(self, cursor: int, first: int, last: int | None) -> tuple[Episode, list[Fragment]] | None:
-        rows: list[Row] = []
+        rows: list[StoredRow] = []
         for reached, some in self._backwards(min(cursor, self.order.tip())):
             rows += some
             if not rows or rows[0].cursor != cursor:
@@ -132,7 +132,7 @@ class Records:
                 break
         return None
 
-    def _forwards(self, after: int) -> Iterator[tuple[int, list[Row]]]:
+    def _forwards(self, after: int) -> Iterator[tuple[int, list[StoredRow]]]:
         """An entry of the order at a time, until there is no more: the cursor behind it, and its rows."""
         before = -1
         while after > before:
@@ -145,7 +145,7 @@ class Records:
                     at += span.steps
                 yield (after := entry.end), rows
 
-    def _backwards(self, end: int) -> Iterator[tuple[int, list[Row]]]:
+    def _backwards(self, end: int) -> Iterator[tuple[int, list[StoredRow]]]:
         """Rows with cursors up to `end`, the newest first, in stretches; each with where it begins."""
         while end > 0:
             low = max(end - WINDOW, 0)
@@ -172,17 +172,17 @@ def probe(keyspace: Keyspace, game: str, spans: Sequence[Span]) -> list[Fragment
     return found
 
 
-def _rows(at: int, span: Span, answer: Iterable[tuple[Any, ...]]) -> list[Row]:
+def _rows(at: int, span: Span, answer: Iterable[tuple[Any, ...]]) -> list[StoredRow]:
     """Of a stretch's records, the first of which may have begun before it."""
     return [
-        Row(part, when, at + part.place - span.begin, span)
+        StoredRow(part, when, at + part.place - span.begin, span)
         for _, when, parts in answer
         for part in decode_parts(parts)
         if part.place > span.begin
     ]
 
 
-def _episodes(newest_first: Sequence[Row]) -> list[Episode]:
+def _episodes(newest_first: Sequence[StoredRow]) -> list[Episode]:
     """The complete ones, the oldest first."""
     episodes = UnfinishedEpisodes(sys.maxsize)
     added = [episodes.add(row.part, row.part.ret, row.when, row.cursor) for row in reversed(newest_first)]
