@@ -65,3 +65,8 @@ def test_the_page_says_the_same():
     listed = re.search(r"<!-- rooms -->\n```\n(.*?)```", page, re.S)
     assert listed is not None
     assert listed[1].split() == ORDER
+
+
+def test_no_file_is_long():
+    long = {path.name: lines for path in PACKAGE.rglob("*.py") if (lines := path.read_text().count("\n")) > 500}
+    assert long == {}

@@ -34,7 +34,7 @@ def scaling(
     gpus: Annotated[
         str | None, typer.Option(help="Numbers of GPUs that learn, such as 0,1; default: as the experiment says.")
     ] = None,
-    iterations: Annotated[int, typer.Option(min=1, help="Of each measurement, after warm-up.")] = 3,
+    iterations: Annotated[int, typer.Option(min=1, help="Iterations of each measurement, after warm-up.")] = 3,
     rounds: Annotated[int, typer.Option(min=1, help="How often every configuration is measured, in turns.")] = 3,
     runner: Annotated[str | None, typer.Option(help="local or ray; default: as the experiment says.")] = None,
     changes: Annotated[
@@ -105,7 +105,7 @@ def inference(
         str,
         typer.Option(help="Some of jax, numpy, onnx, onnx-int8, tflite, tflite-int8, coral, c, c-int8, with commas."),
     ] = "jax,numpy,onnx",
-    episodes: Annotated[int | None, typer.Option(min=1, help="Episodes of each; they win over --steps.")] = None,
+    episodes: Annotated[int | None, typer.Option(min=1, help="Episodes of each; --steps is then ignored.")] = None,
     steps: Annotated[int | None, typer.Option(min=1, help="Inferences of each; default: 1000.")] = None,
     output: Annotated[
         Path, typer.Option(help="The .csv of every inference; others with their names after it, and a picture.")
@@ -200,7 +200,7 @@ def hardware(
         str, typer.Option(help="Cores: all, or numbers such as 0 or 0-3, with commas between.")
     ] = "all",
     precision: Annotated[str, typer.Option(help="float32, bfloat16, or both with a comma between.")] = "float32",
-    iterations: Annotated[int, typer.Option(min=1, help="Of each configuration, after warm-up.")] = 3,
+    iterations: Annotated[int, typer.Option(min=1, help="Iterations of each configuration, after warm-up.")] = 3,
     changes: Annotated[
         list[str] | None, typer.Option("--set", help="Change a key of all, such as algorithm.steps=4096; repeatable.")
     ] = None,

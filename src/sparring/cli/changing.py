@@ -55,9 +55,7 @@ def read_settings(file: Path | None, changes: list[str] | None, before: dict[str
 def settings(
     game: Annotated[str, typer.Argument(help="A game of the platform.")],
     changes: SetOption = None,
-    file: Annotated[
-        Path | None, typer.Option(help="YAML that takes the place of what was set; --set is applied to it.")
-    ] = None,
+    file: Annotated[Path | None, typer.Option(help="YAML that replaces what was set; --set is applied to it.")] = None,
     reset: Annotated[bool, typer.Option("--reset", help="Forget what was set: the platform's settings count.")] = False,
     server: ServerOption = DEFAULT_SERVER,
     as_json: JsonOption = False,

@@ -47,7 +47,7 @@ def export_play(
     store: StoreOption = None,
     data: DataOption = Path(".sparring"),
 ) -> None:
-    """Write a game's play to files, some at a time, also while the platform runs."""
+    """Write a game's play to files, a part at a time, also while the platform runs."""
     from sparring.data.exporting import export, find_game, unfinished
     from sparring.data.selection import Selection
     from sparring.store import open_store
@@ -76,7 +76,7 @@ def import_play(
     store: StoreOption = None,
     data: DataOption = Path(".sparring"),
 ) -> None:
-    """Read play from files, or from another store. Once more changes nothing."""
+    """Read play from files, or from another store. Reading the same again changes nothing."""
     from sparring.data.exporting import find_game
     from sparring.data.importing import declaration, read, require_same_game, store_fragments
     from sparring.store import open_store

@@ -189,7 +189,7 @@ def play(
     seed: Annotated[int | None, typer.Option(help="Fixes games and exploration.")] = None,
     changes: GameOption = None,
 ) -> None:
-    """Mock players: play what players get, or a bot that you name, and upload what they see, from any machine."""
+    """Play as mock players, with the bot that players get or one that you name, and upload what they do."""
     import signal
     import threading
 

@@ -17,7 +17,7 @@ def init(
         str, typer.Argument(metavar="ADDRESS", help="cassandra://HOST[:PORT][,HOST…]/KEYSPACE[?replication=3]")
     ],
 ) -> None:
-    """Create a store's keyspace and tables, or bring them up to date. Again is fine.
+    """Create a store's keyspace and tables, or bring them up to date. May be repeated.
 
     Options of the address: replication=3 or dc1:3,dc2:2 (default: 3, or as many as there are nodes) and
     compression=lz4|zstd count here; consistency=QUORUM|LOCAL_QUORUM|ONE|…, dc=NAME and

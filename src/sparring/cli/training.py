@@ -61,10 +61,10 @@ def train(
     resume: Annotated[bool, typer.Option("--resume", help="Go on from the run's newest checkpoint.")] = False,
     restore: Annotated[
         str | None,
-        typer.Option(metavar="RUN[@ITERATION]", help="A new run that goes on from another one's checkpoint."),
+        typer.Option(metavar="RUN[@ITERATION]", help="Begin a new run with the checkpoint of this one."),
     ] = None,
     name: Annotated[str | None, typer.Option(help="The run's directory is runs/NAME.")] = None,
-    iterations: Annotated[int | None, typer.Option(min=1, help="Stop after so many.")] = None,
+    iterations: Annotated[int | None, typer.Option(min=1, help="Stop after so many iterations.")] = None,
     workers: Annotated[int | None, typer.Option(min=0, help="Processes that play.", rich_help_panel=MACHINE)] = None,
     cpus: Annotated[
         int | None, typer.Option(min=1, help="CPUs of a Ray of our own (runner: ray).", rich_help_panel=MACHINE)
@@ -74,7 +74,7 @@ def train(
     ] = None,
     gpu: Annotated[
         str | None,
-        typer.Option(metavar="none|all|0|0,1", help="GPUs that it is learned on.", rich_help_panel=MACHINE),
+        typer.Option(metavar="none|all|0|0,1", help="GPUs that learn.", rich_help_panel=MACHINE),
     ] = None,
     learner_gpus: Annotated[
         float | None,
@@ -426,7 +426,7 @@ def runs(
 ) -> None:
     """List runs under a directory with their returns, steps and speed; `best` is the best evaluation and its iteration.
 
-    Of runs that learn from a store, updates stand in the place of steps."""
+    Of runs that learn from a store, updates are shown instead of steps."""
     from rich.console import Console
     from rich.table import Table
 
