@@ -26,7 +26,7 @@ __all__ = [
     "Configuration",
     "Machine",
     "Matrix",
-    "Measured",
+    "MeasuredConfiguration",
     "Skipped",
     "grouped",
     "matrix_of",
@@ -72,7 +72,7 @@ class Configuration(msgspec.Struct, frozen=True):
         return Experiment.parse(data)
 
 
-class Measured(msgspec.Struct, kw_only=True):
+class MeasuredConfiguration(msgspec.Struct, kw_only=True):
     """Of a configuration: means over its iterations, without warm-up.
 
     :param key: Of what it was measured: see `key_of`.
@@ -265,7 +265,7 @@ def key_of(experiment: Experiment, configuration: Configuration, iterations: int
     return hashlib.sha256(msgspec.json.encode(data, order="deterministic")).hexdigest()[:16]
 
 
-def open_results(folder: Path, machine: Machine) -> list[Measured]:
+def open_results(folder: Path, machine: Machine) -> list[MeasuredConfiguration]:
     """What was measured before.
 
     :raises InputError: on another machine, or the file is damaged.
@@ -280,7 +280,9 @@ def open_results(folder: Path, machine: Machine) -> list[Measured]:
     first, *lines = path.read_bytes().split(b"\n")
     try:
         before = msgspec.json.decode(first, type=Machine)
-        found = [msgspec.json.decode(line, type=Measured) for line in lines[:-1]]  # a last one may be cut short
+        found = [
+            msgspec.json.decode(line, type=MeasuredConfiguration) for line in lines[:-1]
+        ]  # a last one may be cut short
     except (msgspec.DecodeError, msgspec.ValidationError) as error:
         raise InputError(f"{path} is damaged ({error}): choose another directory with --out") from error
     if before != machine:
@@ -296,11 +298,11 @@ def measure_all(
     *,
     meter: str | None = None,
     on_progress: Callable[[str], object] = lambda words: None,
-) -> tuple[list[Measured], list[Skipped], bool]:
+) -> tuple[list[MeasuredConfiguration], list[Skipped], bool]:
     """All that can be measured and was not yet, in order; each is noted in `folder` when it is done. The third: whether
     it came to its end, or was interrupted."""
     before = {each.key: each for each in open_results(folder, Machine.here())}
-    found: list[Measured] = []
+    found: list[MeasuredConfiguration] = []
     skipped: list[Skipped] = []
     sampler = Sampler(LOOKS_S, meter, children_only=True, family_s=4 * LOOKS_S, estimate_every=LOOKS_S)
     wanted = list(matrix.each())
@@ -346,7 +348,7 @@ def _measure(
     sampler: Sampler,
     words: str,
     on_progress: Callable[[str], object],
-) -> Measured:
+) -> MeasuredConfiguration:
     series: list[dict[str, float]] = []
 
     def on_row(counts: bool) -> None:
@@ -374,7 +376,7 @@ def _measure(
                 joules[source] = joules.get(source, 0.0) + value
     energy = energy_of(joules)
     steps = done.iteration_s * done.steps_per_s
-    return Measured(
+    return MeasuredConfiguration(
         configuration=configuration,
         key=key,
         iterations=iterations,

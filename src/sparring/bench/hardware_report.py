@@ -7,7 +7,7 @@ from typing import Any
 
 from sparring.bench import study
 from sparring.bench.document import Document
-from sparring.bench.hardware import Machine, Matrix, Measured, Skipped, grouped
+from sparring.bench.hardware import Machine, Matrix, MeasuredConfiguration, Skipped, grouped
 from sparring.errors import InputError
 from sparring.experiment import Experiment
 from sparring.runs.metrics import PHASES
@@ -26,7 +26,7 @@ COSTS = ("model", "device", "workers", "cores", "precision", "CPU", "machine", "
 def write(
     folder: Path,
     matrix: Matrix,
-    found: Sequence[Measured],
+    found: Sequence[MeasuredConfiguration],
     skipped: Sequence[Skipped],
     command: str,
     iterations: int,
@@ -34,13 +34,13 @@ def write(
     return document(matrix, found, skipped, command, iterations).write(folder, "report")
 
 
-def speed_ups(found: Sequence[Measured]) -> list[float]:
+def speed_ups(found: Sequence[MeasuredConfiguration]) -> list[float]:
     """Of steps/s, over the first configuration of the same model."""
     first: dict[str, float] = {}
     return [each.steps_per_s / first.setdefault(each.configuration.model, each.steps_per_s) for each in found]
 
 
-def disturbance(found: Sequence[Measured]) -> str | None:
+def disturbance(found: Sequence[MeasuredConfiguration]) -> str | None:
     """Words on what others took of the machine meanwhile; None where it was little."""
     by_others = [
         each.usage["usage/machine_cpu"] - each.usage["usage/cpu"]
@@ -55,12 +55,12 @@ def disturbance(found: Sequence[Measured]) -> str | None:
     )
 
 
-def names_of(each: Measured | Skipped) -> list[str]:
+def names_of(each: MeasuredConfiguration | Skipped) -> list[str]:
     c = each.configuration
     return [c.model, c.device, str(c.workers), c.affinity, c.precision]
 
 
-def rows(matrix: Matrix, found: Sequence[Measured]) -> list[list[str]]:
+def rows(matrix: Matrix, found: Sequence[MeasuredConfiguration]) -> list[list[str]]:
     return [
         [
             *names_of(each),
@@ -75,7 +75,7 @@ def rows(matrix: Matrix, found: Sequence[Measured]) -> list[list[str]]:
     ]
 
 
-def _passes(experiment: Experiment, each: Measured) -> str:
+def _passes(experiment: Experiment, each: MeasuredConfiguration) -> str:
     """Of algorithms that pass over the same steps several times."""
     epochs = experiment.hyperparameters.get("epochs")
     if each.learned_per_s is None or not isinstance(epochs, int):
@@ -83,7 +83,7 @@ def _passes(experiment: Experiment, each: Measured) -> str:
     return f"{each.learned_per_s * epochs:,.0f}"
 
 
-def costs(found: Sequence[Measured]) -> list[list[str]]:
+def costs(found: Sequence[MeasuredConfiguration]) -> list[list[str]]:
     forms = {
         "usage/cpu": "{:.0%}", "usage/machine_cpu": "{:.0%}", "usage/memory_mb": "{:,.0f} MB", "usage/gpu": "{:.0%}",
         "usage/vram_mb": "{:,.0f} MB",
@@ -100,7 +100,7 @@ def costs(found: Sequence[Measured]) -> list[list[str]]:
 
 
 def document(
-    matrix: Matrix, found: Sequence[Measured], skipped: Sequence[Skipped], command: str, iterations: int
+    matrix: Matrix, found: Sequence[MeasuredConfiguration], skipped: Sequence[Skipped], command: str, iterations: int
 ) -> Document:
     made = Document("Hardware study")
     made.text(f"{Machine.here()}.")
@@ -122,7 +122,7 @@ def document(
     return made
 
 
-def _ours(made: Document, matrix: Matrix, found: Sequence[Measured]) -> None:
+def _ours(made: Document, matrix: Matrix, found: Sequence[MeasuredConfiguration]) -> None:
     made.heading("Time")
     made.text(
         "Seconds of an iteration and of its parts, steps a second of the whole, and steps learned from by the second "
@@ -191,7 +191,7 @@ def _png(figure: Any) -> bytes:
     return out.getvalue()
 
 
-def draw_time(found: Sequence[Measured]) -> bytes:
+def draw_time(found: Sequence[MeasuredConfiguration]) -> bytes:
     figure, axes = pyplot().subplots(figsize=(11, 0.42 * len(found) + 1.6))
     labels = [
         ", ".join([*names_of(each)[:2], f"{each.configuration.workers} workers", *names_of(each)[3:]]) for each in found
@@ -213,7 +213,7 @@ def draw_time(found: Sequence[Measured]) -> bytes:
     return _png(figure)
 
 
-def draw_usage(found: Sequence[Measured]) -> bytes:
+def draw_usage(found: Sequence[MeasuredConfiguration]) -> bytes:
     panels = {"usage/cpu": ("CPU, %", 100), "usage/memory_mb": ("memory, GB", 1e-3)}
     if any("usage/gpu" in each.usage for each in found):
         panels |= {"usage/gpu": ("GPU, %", 100), "usage/vram_mb": ("VRAM, GB", 1e-3)}

@@ -23,7 +23,7 @@ from sparring.games.spec import Array
 from sparring.networks.policy import Policy
 from sparring.policies import DEFAULT_REGISTRY, load_policy
 
-__all__ = ["MeasuredModel", "Model", "PlaySettings", "find", "measure_all"]
+__all__ = ["Measured", "Model", "Settings", "find", "measure_all"]
 
 FOREIGN = (".onnx", ".tflite")
 
@@ -47,7 +47,7 @@ class Model:
 
 
 @dataclass(frozen=True)
-class PlaySettings:
+class Settings:
     """How all of them play. See `Order`."""
 
     episodes: int | None = None
@@ -66,7 +66,7 @@ class PlaySettings:
 
 
 @dataclass
-class MeasuredModel:
+class Measured:
     """One model by one runtime, or why not."""
 
     model: Model
@@ -135,21 +135,21 @@ def _changed(game: Game, changes: Sequence[str]) -> Game:
 def measure_all(
     models: Sequence[Model],
     asked: Sequence[str],
-    settings: PlaySettings,
+    settings: Settings,
     folder: Path,
     on_progress: Callable[[str], object] = lambda words: None,
-) -> list[MeasuredModel]:
+) -> list[Measured]:
     """One after the other. What a format cannot hold is skipped, and says why; all else that fails ends it.
 
     :param folder: For the lines and observations of each.
     """
-    found: list[MeasuredModel] = []
+    found: list[Measured] = []
     for model in models:
         names = model.runtimes(asked)
         if not names:
             raise InputError(f"{model.name}: --runtime {','.join(asked)} has none that plays such a file")
         for name in names:
-            each = MeasuredModel(model, name)
+            each = Measured(model, name)
             number = len(found)
             try:
                 with tempfile.TemporaryDirectory() as files:
@@ -165,9 +165,7 @@ def measure_all(
     return found
 
 
-def _order(
-    each: MeasuredModel, settings: PlaySettings, files: Path, out: Path, on_progress: Callable[[str], object]
-) -> Order:
+def _order(each: Measured, settings: Settings, files: Path, out: Path, on_progress: Callable[[str], object]) -> Order:
     """With the files that the runtime loads."""
     import time
 
@@ -210,7 +208,7 @@ def _order(
     )
 
 
-def _run(order: Order, settings: PlaySettings, what: str, on_progress: Callable[[str], object]) -> Result:
+def _run(order: Order, settings: Settings, what: str, on_progress: Callable[[str], object]) -> Result:
     gpus = settings.gpus if order.runtime == "jax" else ()
     environment = placing.environment(gpus, settings.threads)
     try:
@@ -226,7 +224,7 @@ def _run(order: Order, settings: PlaySettings, what: str, on_progress: Callable[
     raise Died(f"{what}: the measuring process ended without a result")
 
 
-def _read(each: MeasuredModel) -> None:
+def _read(each: Measured) -> None:
     assert each.times is not None
     with each.times.open(newline="") as file:
         rows = [(float(row[1]), float(row[4])) for row in csv.reader(file)]

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from sparring.bench import study
-from sparring.bench.inference import MeasuredModel
+from sparring.bench.inference import Measured
 from sparring.bench.timed_play import STEP_COLUMNS
 from sparring.errors import InputError
 
@@ -66,11 +66,11 @@ def check_output(output: Path, info: Path | None, videos: Path | None) -> None:
         raise InputError(f"--video-dir {videos} is not a directory")
 
 
-def rows(found: Sequence[MeasuredModel]) -> list[Cells]:
+def rows(found: Sequence[Measured]) -> list[Cells]:
     return [_row(each) for each in found]
 
 
-def _row(each: MeasuredModel) -> Cells:
+def _row(each: Measured) -> Cells:
     row: Cells = {"model": each.model.name, "runtime": each.runtime, "measured": "here"}
     if each.file_bytes is not None:
         row["file_mb"] = each.file_bytes / 1e6
@@ -98,7 +98,7 @@ def _row(each: MeasuredModel) -> Cells:
     }
 
 
-def study_rows(found: Sequence[MeasuredModel]) -> list[Cells]:
+def study_rows(found: Sequence[Measured]) -> list[Cells]:
     """The study's figures, marked as its own, where Pong was played."""
     if not any(study.is_pong(each.model.game.name) for each in found):
         return []
@@ -109,7 +109,7 @@ def study_rows(found: Sequence[MeasuredModel]) -> list[Cells]:
     ]
 
 
-def write(found: Sequence[MeasuredModel], output: Path, info: Path | None = None) -> list[Path]:
+def write(found: Sequence[Measured], output: Path, info: Path | None = None) -> list[Path]:
     """All of it, at the end: each file is there whole or not at all."""
     stem = output.with_suffix("")
     written = [
@@ -135,26 +135,26 @@ def _table(path: Path, columns: Sequence[str], lines: Iterator[Sequence[Any]]) -
     return path
 
 
-def _steps(found: Sequence[MeasuredModel]) -> Iterator[Sequence[Any]]:
+def _steps(found: Sequence[Measured]) -> Iterator[Sequence[Any]]:
     for each in found:
         if each.times is not None:
             with each.times.open(newline="") as file:
                 yield from ((each.model.name, each.runtime, *row) for row in csv.reader(file))
 
 
-def _episodes(found: Sequence[MeasuredModel]) -> Iterator[Sequence[Any]]:
+def _episodes(found: Sequence[Measured]) -> Iterator[Sequence[Any]]:
     for each in found:
         if each.result is not None:
             for number, (returned, steps, seconds) in enumerate(each.result.episodes, 1):
                 yield each.model.name, each.runtime, number, f"{seconds:.6f}", steps, f"{seconds / steps:.9f}", returned
 
 
-def _summary(found: Sequence[MeasuredModel]) -> Iterator[Sequence[Any]]:
+def _summary(found: Sequence[Measured]) -> Iterator[Sequence[Any]]:
     for row in [*rows(found), *study_rows(found)]:
         yield [f"{value:.6g}" if isinstance(value := row.get(name), float) else value for name in SUMMARY]
 
 
-def _merge(found: Sequence[MeasuredModel], path: Path) -> Path:
+def _merge(found: Sequence[Measured], path: Path) -> Path:
     """`MODEL/RUNTIME/obs_1`, `…/actions_1`, …: np.load reads them by name."""
     new = path.with_name(path.name + ".new")
     with zipfile.ZipFile(new, "w", zipfile.ZIP_DEFLATED, compresslevel=1) as out:
@@ -170,7 +170,7 @@ def _merge(found: Sequence[MeasuredModel], path: Path) -> Path:
     return path
 
 
-def draw(found: Sequence[MeasuredModel], path: Path) -> bool:
+def draw(found: Sequence[Measured], path: Path) -> bool:
     """Times of every inference as distributions, and their medians beside the study's. False: without matplotlib."""
     try:
         import matplotlib

@@ -12,7 +12,7 @@ from sparring.cli.options import GameOption, examples, show_whole
 from sparring.errors import InputError
 
 if TYPE_CHECKING:
-    from sparring.bench.inference import MeasuredModel
+    from sparring.bench.inference import Measured
 
 __all__ = ["app"]
 
@@ -139,7 +139,7 @@ def inference(
 
     names = [name.strip() for name in runtime.split(",") if name.strip()]
     runtimes.check(names)
-    settings = measuring.PlaySettings(
+    settings = measuring.Settings(
         episodes=episodes,
         steps=steps or 1000,
         seed=seed,
@@ -164,7 +164,7 @@ def inference(
     typer.echo("written: " + ", ".join(str(path) for path in written))
 
 
-def _print_inference(measured: "Sequence[MeasuredModel]") -> None:
+def _print_inference(measured: "Sequence[Measured]") -> None:
     from sparring.bench.inference_report import SUMMARY, rows, study_rows
     from sparring.terminal import table
 

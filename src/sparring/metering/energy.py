@@ -277,7 +277,7 @@ class Estimate:
         except ImportError as error:
             raise Failed("estimate: CodeCarbon is not installed (pip install 'sparring[energy]')") from error
         logging.getLogger("codecarbon").setLevel(logging.CRITICAL)
-        self._kwh: list[float] = []  # what the last flush reported
+        self._kwh: list[float] = []  # what the last flush told
         kept = self._kwh
 
         class Kept(BaseOutput):  # type: ignore[misc]  # CodeCarbon is Any to mypy
