@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 import sparring
+import sparring.client
 from sparring.errors import InputError
 from sparring.games import catalog
 from sparring.networks.policy import Policy
@@ -77,6 +78,9 @@ def documented() -> list[str]:
     return names + [m for m in methods if callable(attribute(m)) or isinstance(attribute(m), property)]
 
 
+CLASSES = [name for name in dir(sparring) if inspect.isclass(getattr(sparring, name))]
+
+
 def attribute(name: str) -> object:
     kind, _, method = name.partition(".")
     return inspect.getattr_static(getattr(sparring, kind), method) if method else getattr(sparring, kind)
@@ -94,6 +98,27 @@ def test_everything_public_is_documented(name):
     if inspect.isclass(found) and issubclass(found, msgspec.Struct):
         for field in msgspec.structs.fields(found):
             assert f":param {field.name}:" in text, f"{name}: {field.name} is not documented"
+    for field in getattr(found, "_fields", ()):
+        assert f":param {field}:" in text, f"{name}: {field} is not documented"
+
+
+@pytest.mark.parametrize("name", [*CLASSES, "Transport", "Upload"])
+def test_parameters_of_methods_are_documented(name):
+    """Each by a line of its own, or in a sentence of the method's or the class's."""
+    kind = getattr(sparring, name, None) or getattr(sparring.client, name)
+    for method, function in inspect.getmembers(kind, inspect.isfunction):
+        if method.startswith("_"):
+            continue
+        text = f"{inspect.getdoc(function)}\n{inspect.getdoc(kind)}"
+        for parameter in list(inspect.signature(function).parameters)[1:]:
+            said = f":param {parameter}:" in inspect.getdoc(function) or f"`{parameter}`" in text
+            assert said, f"{name}.{method}: {parameter} is not documented"
+
+
+def test_all_parts_of_an_experiment_are_public():
+    parts = {field.type for field in msgspec.structs.fields(sparring.Experiment)}
+    structs = {part.__name__ for part in parts if inspect.isclass(part) and issubclass(part, msgspec.Struct)}
+    assert structs - set(sparring.__all__) == set()
 
 
 def policy(head, action: str = "CartPole-v1", exploration: float = 0.0) -> Policy:

@@ -16,7 +16,7 @@ if TYPE_CHECKING:  # what type checkers and editors see; `_PLACES` says the same
     from sparring.callbacks import Callback, CallbackError, Progress
     from sparring.client import Acted, Actions, Bot, Client, Player
     from sparring.errors import GameError, InputError, SparringError
-    from sparring.experiment import Checkpoint, Evaluation, Experiment, Resources, Rollout, Stop
+    from sparring.experiment import Checkpoint, Evaluation, Experiment, Metering, Resources, Rollout, Stop
     from sparring.games import Box, Dict, Discrete, Game, MultiDiscrete
     from sparring.games.catalog import load as load_game
     from sparring.networks.policy import Policy
@@ -45,6 +45,7 @@ __all__ = [
     "GameError",
     "InputError",
     "Interrupted",
+    "Metering",
     "MultiDiscrete",
     "Player",
     "Policy",
@@ -69,7 +70,7 @@ _PLACES = {
     "sparring.callbacks": ("Callback", "CallbackError", "Progress"),
     "sparring.client": ("Acted", "Actions", "Bot", "Client", "Player"),
     "sparring.errors": ("GameError", "InputError", "SparringError"),
-    "sparring.experiment": ("Checkpoint", "Evaluation", "Experiment", "Resources", "Rollout", "Stop"),
+    "sparring.experiment": ("Checkpoint", "Evaluation", "Experiment", "Metering", "Resources", "Rollout", "Stop"),
     "sparring.games": ("Box", "Dict", "Discrete", "Game", "MultiDiscrete"),
     "sparring.games.catalog": ("load as load_game",),
     "sparring.networks.policy": ("Policy",),

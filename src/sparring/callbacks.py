@@ -51,7 +51,8 @@ class Progress:
 
 
 class Callback:
-    """Override what you need. All hooks are called in the training's thread, between iterations.
+    """Override what you need. All hooks are called in the training's thread, between iterations, with the `progress` so
+    far.
 
         class Patience(sparring.Callback):
             def on_evaluation(self, progress):

@@ -1,6 +1,7 @@
 """Rollout workers: what they write is what was played; the dead and the hung are replaced."""
 
 import logging
+import os
 import signal
 import time
 from pathlib import Path
@@ -21,7 +22,7 @@ from sparring.rollout.pool import Local, Pool, plan_for
 @pytest.fixture(autouse=True)
 def _importable(monkeypatch):
     monkeypatch.syspath_prepend(Path(__file__).parents[1])
-    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[1]))
+    monkeypatch.setenv("PYTHONPATH", f"{Path(__file__).parents[1]}:{os.environ.get('PYTHONPATH', '')}")
 
 
 def policy_for(name, scale=0.1):
@@ -238,7 +239,7 @@ class TestPool:
         finally:
             pool.close()
 
-    def test_a_hung_worker_ends_with_its_nursery(self, tmp_path, monkeypatch):
+    def test_a_hung_worker_ends_with_its_fork_server(self, tmp_path, monkeypatch):
         (tmp_path / "trouble").write_text("hang")
         monkeypatch.setenv("ODD_TROUBLE", str(tmp_path / "trouble"))
         policy = policy_for("odd_games:Odd-v0")

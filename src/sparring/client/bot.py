@@ -22,7 +22,13 @@ MAX_NOISE = 1 << 20
 
 
 class Actions(NamedTuple):
-    """A batch of actions: a column, the log-probability of each where they were drawn, and who chose them."""
+    """A batch of actions: a column, the log-probability of each where they were drawn, and who chose them.
+
+    :param action: The actions, a row for each observation.
+    :param log_prob: Of each action, where they were drawn; else None.
+    :param model: The model that chose, or `random`.
+    :param version: Its version.
+    """
 
     action: Array
     log_prob: Array | None
@@ -188,7 +194,11 @@ class Bot:
 
     def act_batch(self, obs: Any, explore: bool = False) -> Actions:
         """A column of observations (for a Dict: a mapping of columns) → a column of actions, by what all players get.
-        Tell `record` who acted: `acted=Acted(actions.model, actions.version, actions.log_prob[i])`."""
+        Tell `record` who acted: `acted=Acted(actions.model, actions.version, actions.log_prob[i])`.
+
+        :param obs: The observations. For a Dict: a mapping of columns.
+        :param explore: Try things, as training needs it; else the best that is known.
+        """
         policy = self._for_batches()
         feed = to_feeds(self._space, obs)
         rows = len(next(iter(feed.values())))

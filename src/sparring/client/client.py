@@ -60,11 +60,22 @@ class Player(Recorder):
         *,
         alias: str | None = None,
     ) -> Bot:
-        """What this player gets, an alias's version, or a certain one. See `Client.bot`."""
+        """What this player gets, an alias's version, or a certain one. See `Client.bot`.
+
+        :param model: The model. None: what the player gets.
+        :param version: This version; it never changes.
+        :param seed: Of the bot's randomness.
+        :param alias: The version that this alias names.
+        """
         return Bot(self.game, self, Draw(self.offer(model, version, alias), self, seed), seed)
 
     def offer(self, model: str | None = None, version: int | None = None, alias: str | None = None) -> Offer:
-        """The versions that a bot of this player draws from, episode by episode. See `Client.bot`."""
+        """The versions that a bot of this player draws from, episode by episode. See `Client.bot`.
+
+        :param model: The model. None: what the player gets.
+        :param version: This version alone.
+        :param alias: The version that this alias names.
+        """
         if version is not None:
             if alias is not None:
                 raise InputError(f"both version={version} and alias={alias!r}: give one of them")
@@ -76,7 +87,13 @@ class Player(Recorder):
         return newest
 
     def act(self, obs: Any, explore: bool = False, model: str | None = None, *, alias: str | None = None) -> Any:
-        """Asks the server for an action. Raises Unavailable when it does not answer, InputError when it refuses."""
+        """Asks the server for an action. Raises Unavailable when it does not answer, InputError when it refuses.
+
+        :param obs: One observation, as `record` takes it.
+        :param explore: Try things, as training needs it; else the best that is known.
+        :param model: The model. None: what the player gets.
+        :param alias: The version that this alias names.
+        """
         ask = api.Act(obs=self._obs_bytes(obs), schema=self.game.schema, model=model, explore=explore, alias=alias)
         if model is None and alias is None:
             ask = msgspec.structs.replace(ask, player=self.name, episode=self._acting_in())
@@ -192,12 +209,25 @@ class Client:
         *,
         acted: Acted | None = LAST_ACT,
     ) -> None:
-        """Keeps one step for upload; costs microseconds. See `Recorder.record`."""
+        """Keeps one step for upload; costs microseconds. See `Recorder.record`.
+
+        :param obs: What the player saw.
+        :param action: What they did.
+        :param reward: What it was worth.
+        :param terminated: Whether the episode ended with this step, by the game's rules.
+        :param truncated: Whether it was cut short.
+        :param next_obs: What the player saw then.
+        :param acted: Who acted, if it was a policy that you ran yourself. None: a person.
+        """
         self._me.record(obs, action, reward, terminated, truncated, next_obs, acted=acted)
 
     def end_episode(self, reward: float | None = None, *, terminated: bool | None = None) -> None:
         """Ends the episode without another step; a late `reward` is added to the last one. See
-        `Recorder.end_episode`."""
+        `Recorder.end_episode`.
+
+        :param reward: What is added to the last step. None: nothing.
+        :param terminated: By the game's rules, or cut short. None: terminated if there is a reward.
+        """
         self._me.end_episode(reward, terminated=terminated)
 
     def bot(
@@ -224,11 +254,20 @@ class Client:
 
     def act(self, obs: Any, explore: bool = False, model: str | None = None, *, alias: str | None = None) -> Any:
         """Asks the server for an action; waits for its answer. Without `model` and `alias` it is what this player
-        gets, as with `bot`."""
+        gets, as with `bot`.
+
+        :param obs: One observation, as `record` takes it.
+        :param explore: Try things, as training needs it; else the best that is known.
+        :param model: The model. None: what the player gets.
+        :param alias: The version that this alias names.
+        """
         return self._me.act(obs, explore, model, alias=alias)
 
     def player(self, name: str) -> Player:
-        """Another player in this process, over the same connection. The same name gives the same player."""
+        """Another player in this process, over the same connection. The same name gives the same player.
+
+        :param name: The player's name.
+        """
         if self._closed:
             raise SparringError("the client is closed")
         if name not in self._players:
@@ -246,17 +285,28 @@ class Client:
         return self._uploader.away
 
     def flush(self, timeout: float = 10.0) -> bool:
-        """Sends what was recorded so far, also what earlier processes left; whether all of it arrived in time."""
+        """Sends what was recorded so far, also what earlier processes left; whether all of it arrived in time.
+
+        :param timeout: Seconds.
+        """
         for player in list(self._players.values()):
             player.cut()
         return self._uploader.flush(timeout)
 
     def wait_for_room(self, limit: int = 1 << 20, timeout: float = 1.0) -> bool:
-        """For players faster than the server: waits while it is away or more than `limit` bytes are unsent."""
+        """For players faster than the server: waits while it is away or more than `limit` bytes are unsent.
+
+        :param limit: Bytes that may be unsent.
+        :param timeout: Seconds.
+        """
         return self._uploader.wait_for_room(limit, timeout)
 
     def newest(self, model: str = DEFAULT_MODEL, alias: str | None = None) -> Newest:
-        """The versions that this client's bots of `model` move to between episodes."""
+        """The versions that this client's bots of `model` move to between episodes.
+
+        :param model: The model's name.
+        :param alias: Follow this alias. None: what players get.
+        """
         key = model, alias
         with self._lock:
             if key not in self._newest:
@@ -273,7 +323,10 @@ class Client:
             return self._assignments
 
     def close(self, timeout: float = 5.0) -> None:
-        """Open episodes end as truncated; what cannot be sent within `timeout` stays on disk for the next client."""
+        """Open episodes end as truncated; what cannot be sent within `timeout` stays on disk for the next client.
+
+        :param timeout: Seconds.
+        """
         if self._closed:
             return
         self._closed = True

@@ -23,7 +23,12 @@ MAX_FRAGMENT_BYTES = 1 << 20  # of observations: images are cut more often, so t
 
 
 class Acted(NamedTuple):
-    """Who chose an action: a model's version, and the log-probability with which it did, if it drew one."""
+    """Who chose an action: a model's version, and the log-probability with which it did, if it drew one.
+
+    :param model: The model's name.
+    :param version: Its version.
+    :param log_prob: Of the action. None: it was not drawn, or nobody knows.
+    """
 
     model: str
     version: int
@@ -208,7 +213,11 @@ class Recorder:
 
     def cut(self, older_than: float | None = None, *, but_newest: bool = False) -> None:
         """Hands over the steps so far, if the first of them is older than this many seconds; the episode goes on.
-        `but_newest`: the last of them stays, because `end_episode` may add to its reward."""
+        `but_newest`: the last of them stays, because `end_episode` may add to its reward.
+
+        :param older_than: Seconds. None: in any case.
+        :param but_newest: Keep the last step back.
+        """
         with self._lock:
             count = len(self._action) - but_newest
             if count > 0 and (older_than is None or time.monotonic() - self._since >= older_than):

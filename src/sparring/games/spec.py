@@ -123,7 +123,10 @@ class Box(msgspec.Struct, frozen=True, tag="box", tag_field="type", dict=True, f
         return rounded(low), rounded(high)
 
     def problem(self, column: Array) -> str | None:
-        """Why these elements are not in the space, or None."""
+        """Why these elements are not in the space, or None.
+
+        :param column: The elements.
+        """
         if column.dtype.kind == "f" and not np.isfinite(column).all():
             return "has NaN or infinite values"
         if column.dtype.kind == "b" and (column.view(np.uint8) > 1).any():
@@ -153,7 +156,10 @@ class Discrete(msgspec.Struct, frozen=True, tag="discrete", tag_field="type", fo
         force_setattr(self, "start", index(self.start))
 
     def problem(self, column: Array) -> str | None:
-        """Why these elements are not in the space, or None."""
+        """Why these elements are not in the space, or None.
+
+        :param column: The elements.
+        """
         if column.size and (column.min() < self.start or column.max() >= self.start + self.n):
             return f"is outside {self.start}..{self.start + self.n - 1}"
         return None
@@ -179,7 +185,10 @@ class MultiDiscrete(
         return np.dtype((np.dtype("<i4"), (len(self.nvec),)))
 
     def problem(self, column: Array) -> str | None:
-        """Why these elements are not in the space, or None."""
+        """Why these elements are not in the space, or None.
+
+        :param column: The elements.
+        """
         if column.size and ((column < 0).any() or (column >= np.asarray(self.nvec)).any()):
             return f"is outside 0..{tuple(n - 1 for n in self.nvec)}"
         return None
@@ -210,7 +219,10 @@ class Dict(msgspec.Struct, frozen=True, tag="dict", tag_field="type", dict=True,
         return np.dtype([(name, self.fields[name].element) for name in sorted(self.fields)])
 
     def problem(self, column: Array) -> str | None:
-        """Why these elements are not in the space, or None."""
+        """Why these elements are not in the space, or None.
+
+        :param column: The elements.
+        """
         for name, space in self.fields.items():
             if (why := space.problem(column[name])) is not None:
                 return f"{name} {why}"

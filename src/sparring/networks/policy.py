@@ -126,7 +126,10 @@ class Policy:
         return rng.standard_normal(shape, np.float32)
 
     def explore(self, exploration: float) -> "Policy":
-        """The same policy with another `exploration`."""
+        """The same policy with another `exploration`.
+
+        :param exploration: How much it tries.
+        """
         return replace(self, exploration=exploration)
 
     def act(self, obs: Any, noise: Any = None) -> tuple[Array, Array | None]:
@@ -188,7 +191,10 @@ class Policy:
         return self._answer(self._by_part(self.outputs(batch)), single)
 
     def outputs(self, obs: Array) -> Array:
-        """The head's numbers for a column of observations: Q-values, logits, means …"""
+        """The head's numbers for a column of observations: Q-values, logits, means …
+
+        :param obs: The observations.
+        """
         p = self.params
         x = features(self.game.observation, obs)
         if "normaliser.mean" in p:
@@ -202,7 +208,11 @@ class Policy:
         return out
 
     def choose(self, out: Array, noise: Array | None) -> Array:
-        """The actions, of the head's numbers."""
+        """The actions, of the head's numbers.
+
+        :param out: What `outputs` gave.
+        :param noise: What `noise` gave. None: greedily.
+        """
         if isinstance(self.head, QValues | Categorical):
             return self._choose_discrete(out, noise)
         s = self.scaling
@@ -218,7 +228,12 @@ class Policy:
         return self._to_game(unit)
 
     def log_prob(self, out: Array, noise: Array, action: Array) -> Array | None:
-        """Of actions that were chosen so: any number of rows at once, whenever they were chosen."""
+        """Of actions that were chosen so: any number of rows at once, whenever they were chosen.
+
+        :param out: What `outputs` gave.
+        :param noise: With which they were chosen.
+        :param action: The actions.
+        """
         if isinstance(self.head, QValues | Categorical):
             return self._log_prob_discrete(out, action)
         if isinstance(self.head, Gaussian):

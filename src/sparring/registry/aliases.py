@@ -211,7 +211,8 @@ class Aliases(Versions):
         reason: str = "",
         by: str,
     ) -> Move:
-        """Holds `stable` where it is, or at a version: the trainer does not move it until it is unpinned."""
+        """Holds `stable` where it is, or at a version: the trainer does not move it until it is unpinned (`pinned`
+        false)."""
         if version is None:
             self._check_stable(game, model, "pin")
         sha256 = "" if version is None else self._hash(game, model, version)

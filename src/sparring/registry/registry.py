@@ -61,6 +61,10 @@ class Registry(AbTesting):
     Safe to share between threads, and its location between processes and machines. (Not across a fork: obstore has
     threads of its own.)
 
+    In its methods `game`, `model` and `alias` are names, and `version` is a version's number. `reason` and `by` say why
+    something is done and by whom; the journal keeps them. `expected` is what must be there for the change to be made.
+    `limit` is how many are given at most.
+
     :param location: A directory, a bucket's URL such as s3://BUCKET/PREFIX?region=…, or `module:Class?option=value`:
         a backend from outside (`sparring.registry.backends.Backend`).
     :raises InputError: there can be no registry at that location.

@@ -60,7 +60,7 @@ class Versions:
         return self._manifest(game, model, version, None)
 
     def read(self, game: str, model: str, version: int, name: str) -> bytes:
-        """One file of a version, as it was published."""
+        """The file `name` of a version, as it was published."""
         return self._file(self.manifest(game, model, version), name)
 
     def policy(self, game: str, model: str, version: int, *, trusted: bool | None = None) -> Policy:

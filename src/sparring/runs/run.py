@@ -146,7 +146,10 @@ class Run:
         return found + [str(int(path.name)) for path in self.checkpoints()]
 
     def video(self, iteration: int) -> Path:
-        """Where an iteration's video is, or would be."""
+        """Where an iteration's video is, or would be.
+
+        :param iteration: Its number.
+        """
         return self.path / "videos" / f"{iteration:08d}.mp4"
 
     def checkpoints(self) -> list[Path]:
@@ -155,7 +158,10 @@ class Run:
         return sorted({path.with_suffix("") for path in found if CHECKPOINT.fullmatch(path.name)})
 
     def prune(self, keep: int) -> None:
-        """Removes all checkpoints but the newest `keep`."""
+        """Removes all checkpoints but the newest `keep`.
+
+        :param keep: How many stay.
+        """
         for path in self.checkpoints()[:-keep]:
             for each in (path, path.with_suffix(".old")):
                 shutil.rmtree(each, ignore_errors=True)

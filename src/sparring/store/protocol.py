@@ -128,7 +128,11 @@ class Stats(msgspec.Struct, frozen=True):
 
 class Store(Protocol):
     """Where recorded play is kept. `open_store` opens one by its address. Its methods are called from several threads;
-    other processes may have it open, too."""
+    other processes may have it open, too.
+
+    In its methods `game` is a game's name (for `register` its declaration), `player` a player's name, `reason` a
+    sentence for people. `limit` is how many are given at most.
+    """
 
     def register(self, game: Game) -> None:
         """Idempotent; InputError when the name is taken by a game with another schema, GameUnreadable when it is taken
@@ -151,51 +155,59 @@ class Store(Protocol):
         is there, and may be asked several times when others change it, too. NotRegistered when there is none."""
 
     def pause(self, game: str, paused: bool) -> None:
-        """Whether the game is to be trained; its play is stored either way. NotRegistered when there is none."""
+        """Whether the game is to be trained: not while it is `paused`. Its play is stored either way. NotRegistered
+        when there is none."""
 
     def paused(self) -> set[str]:
         """The games that are not to be trained."""
 
     def delete_game(self, name: str) -> None:
-        """The game's registration first, so that nothing more of it is taken, then everything of it. No game, no error:
-        it may have been begun before. The name can be declared again at once, with any spaces."""
+        """The registration of the game `name` first, so that nothing more of it is taken, then everything of it. No
+        game, no error: it may have been begun before. The name can be declared again at once, with any spaces."""
 
     def deleted(self, name: str) -> bool:
-        """Whether there was such a game, and it was deleted. Asked when there is none: old deletions are forgotten."""
+        """Whether there was a game `name`, and it was deleted. Asked when there is none: old deletions are
+        forgotten."""
 
     def append(self, fragments: Sequence[Fragment]) -> list[Outcome]:
-        """On disk (fsync) when it returns. Raises StoreFull; then nothing of this call was kept. Raises FragmentRefused
-        when one of them cannot be stored at all, NotRegistered when that is for want of its game."""
+        """The `fragments` are on disk (fsync) when it returns. Raises StoreFull; then nothing of this call was kept.
+        Raises FragmentRefused when one of them cannot be stored at all, NotRegistered when that is for want of its
+        game."""
 
     def submit(self, fragments: Sequence[Fragment]) -> "Future[list[Outcome]]":
-        """`append` without waiting; concurrent calls share one transaction and one fsync (group commit).
+        """`append` of `fragments` without waiting; concurrent calls share one transaction and one fsync (group commit).
 
         Never blocks and never raises for the fragments' sake: StoreFull, StoreBusy, NotRegistered and other
         InputErrors are the future's.
         """
 
     def quarantine(self, game: str, player: str, fragment_id: str, reason: str) -> None:
-        """Notes a refused fragment. Bounded: only the newest few thousand are kept, all are counted."""
+        """Notes a refused fragment by its `fragment_id`. Bounded: only the newest few thousand are kept, all are
+        counted."""
 
     def quarantine_from(self, source: str, totals: Mapping[str, int], newest: Sequence[Quarantined]) -> None:
-        """What was refused of a source that may be read again, such as a stream: `totals` per game since its beginning,
-        which replace lower ones that it reported before, so nothing counts twice; each of `newest` is noted once."""
+        """What was refused of a `source` that may be read again, such as a stream: `totals` per game since its
+        beginning, which replace lower ones that it reported before, so nothing counts twice; each of `newest` is noted
+        once."""
 
     def quarantined(self, game: str, limit: int = 100) -> list[Quarantined]:
         """What was rejected of a game, with times and reasons, the newest first. What was noted a moment ago may be on
         its way; a player who was erased is in none of them."""
 
     def tail(self, game: str, after: int = 0, limit: int = 1000) -> Tail:
-        """Fragments stored after the cursor, oldest first; misses none, repeats none. `after=-1`: only what comes.
+        """Fragments stored after the cursor `after`, oldest first; misses none, repeats none. `after=-1`: only what
+        comes.
 
         Fewer than `limit` may come when they are large; none means that the reader has caught up.
         """
 
     def scan(self, game: str, share: int = 0, of: int = 1) -> Iterator[list[Fragment]]:
-        """All fragments there are, in pieces, for several readers: the shares 0..of-1 are disjoint and together all."""
+        """All fragments there are, in pieces. For several readers: each `share` of 0..`of`-1 is another part, together
+        they are all."""
 
     def sample(self, game: str, steps: int, rng: np.random.Generator) -> list[Fragment]:
-        """Random fragments that together hold at least `steps`; all of them, each once, when there are no more.
+        """Random fragments, drawn with `rng`, that together hold at least `steps`; all of them, each once, when there
+        are no more.
 
         Each is drawn with replacement and with a chance in proportion to its steps: uniform over steps.
         """
@@ -205,8 +217,9 @@ class Store(Protocol):
         an upload that is sent again is ERASED, and does not bring the play back."""
 
     def discard(self, game: str, ids: Sequence[str], reason: str) -> int:
-        """Moves stored fragments into the quarantine, which names their players: how many. Their ids are remembered as
-        those of erased ones are, and an episode that lacks one of its fragments is not complete any more."""
+        """Moves the stored fragments with these `ids` into the quarantine, which names their players: how many. Their
+        ids are remembered as those of erased ones are, and an episode that lacks one of its fragments is not complete
+        any more."""
 
     def erasure(self, game: str) -> str:
         """A mark that changes whenever something of the game was erased or discarded; "" when nothing ever was. Who
@@ -222,7 +235,8 @@ class Store(Protocol):
         """How much each version of a model played, and how much humans did."""
 
     def episodes(self, game: str, after: int = 0, limit: int = 1000) -> list[Episode]:
-        """Finished, complete episodes whose last fragment to arrive was stored after the cursor, oldest first."""
+        """Finished, complete episodes whose last fragment to arrive was stored after the cursor `after`, oldest
+        first."""
 
     def newest_episodes(self, game: str, before: int | None = None, limit: int = 100) -> EpisodePage:
         """Finished, complete episodes with cursors below `before`, the newest first. A page may be shorter than `limit`
@@ -231,7 +245,7 @@ class Store(Protocol):
     def episode(
         self, game: str, cursor: int, first: int = 0, last: int | None = None
     ) -> tuple[Episode, list[Fragment]] | None:
-        """The complete episode with this cursor, and those of its fragments that hold steps from `first` to before
+        """The complete episode with this `cursor`, and those of its fragments that hold steps from `first` to before
         `last`, in their order. None when there is no such episode, or it arrived in too many pieces to be found."""
 
     def close(self) -> None:

@@ -78,7 +78,10 @@ class Upload:
         return upload
 
     def add(self, fragment: Fragment) -> None:
-        """Raises whatever a fragment that is not one raises."""
+        """Raises whatever a fragment that is not one raises.
+
+        :param fragment: The next one.
+        """
         self._encoded.append(wire.encode_one(fragment))
         self._fragments.append(fragment)
         self._body = None
@@ -161,6 +164,8 @@ class Transport(ABC):
     def register(self, game: Game, timeout: float | None = None) -> Game:
         """Makes the game known; the server's own idea of it comes back.
 
+        :param game: The declaration.
+        :param timeout: Seconds. None: the usual.
         :raises SchemaMismatch: it is known with other spaces.
         """
 
@@ -168,22 +173,34 @@ class Transport(ABC):
     def upload(self, game: Game, upload: Upload, timeout: float | None = None) -> Uploaded:
         """Returns when each fragment is stored for good or refused.
 
+        :param game: The game.
+        :param upload: The fragments.
+        :param timeout: Seconds. None: the usual.
         :raises UnknownGame: the game was never registered, or is forgotten.
         :raises UploadTooLarge: half of it may go through.
         """
 
     def ping(self, game: Game, timeout: float | None = None) -> None:  # noqa: B027  # may stay empty
-        """Raises Unavailable while the other side is known to be away; asked when there is nothing to send."""
+        """Raises Unavailable while the other side is known to be away; asked when there is nothing to send.
+
+        :param game: The game that is played.
+        :param timeout: Seconds. None: the usual.
+        """
 
     def game(self, name: str) -> Game:
         """A game that the server knows.
 
+        :param name: The game's name.
         :raises UnknownGame: it does not.
         """
         raise self._takes_play_only()
 
     def act(self, game: Game, ask: Act) -> ActionsInfo:
-        """The server's choice of actions."""
+        """The server's choice of actions.
+
+        :param game: The game.
+        :param ask: The observations, and which version shall choose.
+        """
         raise self._takes_play_only()
 
     def models(self) -> ModelSource:
