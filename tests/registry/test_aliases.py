@@ -273,6 +273,19 @@ def test_killed_before_each_write_of_a_promotion(registry: Registry, policy: Pol
         assert reader.serving(NAME).share == (0.0 if promoted else 0.5)
 
 
+def test_the_journal_has_a_bound(anywhere: Registry, policy: Policy, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sparring.registry.aliases.KEPT_MOVES", 4)
+    monkeypatch.setattr("sparring.registry.aliases.FORGOTTEN", 2)
+    publish(anywhere, policy, 2)
+    anywhere.move(NAME, "bot", "easy", 1, reason="", by="person")
+    for version in (1, 2, 1, 2, 1, 2, 1):
+        anywhere.move(NAME, "bot", "stable", version, reason=f"to {version}", by="person")
+    moves = anywhere.moves(NAME)
+    assert [m.number for m in moves] == [10, 9, 8, 7, 6, 3]  # 3 brought `easy` where it is
+    assert (anywhere.aliases(NAME)["easy"].version, stable(anywhere)) == (1, 1)
+    assert anywhere.rollback(NAME, by="person").version == 2
+
+
 def test_an_older_registry_is_moved_and_rolled_back(registry: Registry, policy: Policy, tmp_path: Path) -> None:
     """Of before there were aliases: manifests and pointers without the new fields, no journal."""
     publish(registry, policy, 3)

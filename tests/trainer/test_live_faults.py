@@ -1,6 +1,7 @@
 """The trainer under games that fail, play that breaks learning, erasures, pauses, signals and full disks."""
 
 import json
+import math
 import os
 import signal
 import sqlite3
@@ -698,10 +699,13 @@ def test_an_evaluation_without_end_does_not_hold_up_learning(tmp_path: Path, mon
         while True:
             time.sleep(0.01)
 
+    trainer = in_process(tmp_path, load("CartPole-v1"))  # which looks at the game, for as long as that takes
     monkeypatch.setattr("sparring.trainer.simulator.EVALUATION_LIMIT", 0.2)
     monkeypatch.setattr("sparring.trainer.simulator.play", endless)
-    trainer = in_process(tmp_path, load("CartPole-v1"))
     trainer.store.append(played(trainer.game, 20))
+    trainer.next_evaluation = math.inf
+    run_dry(trainer)
+    trainer.next_evaluation = 0.0  # when nothing more is learned: what was learned is offered all the same
     run_dry(trainer)
     assert "not simulated: 10 episodes of CartPole-v1 take longer than 0.2 s" in trainer.status("training").state
     assert trainer.registry.latest(trainer.game.name) is not None

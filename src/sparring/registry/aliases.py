@@ -32,6 +32,8 @@ __all__ = ["Aliases", "Moved", "Pinned"]
 ABSENT = 2.0  # seconds for which a model that has no `stable` is not looked through again
 MAX_ALIASES = 1000  # of a model, also removed ones: each is a file, and read whenever they are listed
 MAX_ABSENT = 1000  # such models that are remembered
+KEPT_MOVES = 1000  # of the journal, the newest; older ones go FORGOTTEN at a time
+FORGOTTEN = 500
 OLDER = "latest"  # what manifests say that have no alias
 MOVE = re.compile(r".*/moves/([1-9][0-9]{0,14})\.json")
 
@@ -396,7 +398,10 @@ class Aliases(Versions):
 
     def _note(self, folder: str, move: Move) -> Move:
         """Into the journal, with the next number that is free."""
-        number = max(self._listing(folder).moves, default=0) + 1
+        moves = self._listing(folder).moves
+        if len(moves) >= KEPT_MOVES + FORGOTTEN:
+            self._forget_moves(folder, moves[KEPT_MOVES:])
+        number = max(moves, default=0) + 1
         while True:
             move = msgspec.structs.replace(move, number=number)
             path, text = f"{folder}/moves/{number}.json", msgspec.json.encode(move)
@@ -408,6 +413,17 @@ class Aliases(Versions):
                     continue
             self._backend.sync(f"{folder}/moves", f"{number}.json")
             return move
+
+    def _forget_moves(self, folder: str, old: list[int]) -> None:
+        """All but those that brought an alias where it is. Not now, if a pointer is torn: they may mend it."""
+        with self._explained(f"list {folder}/aliases in"):
+            paths = [f"{folder}/latest.json", *self._backend.list(f"{folder}/aliases")]
+        pointers = [pointer_of(raw) for raw in map(self._get, paths) if raw is not None]
+        named = {pointer.move for pointer in pointers if pointer is not None}
+        if None in pointers:
+            return
+        with self._explained(f"delete old moves of {folder} in"):
+            self._backend.delete([f"{folder}/moves/{number}.json" for number in old if number not in named])
 
     def _drop_candidate(self, game: str, model: str, done: Move) -> None:
         """A candidate that was promoted, or that `stable` was rolled back from, is none any more."""

@@ -196,6 +196,7 @@ class Promotion:
         """A policy that has learned more: what becomes of it."""
         if self.simulator.usable:
             self._try_in_simulation(policy, now)
+        if self.simulator.usable:  # else it has just been given up
             return
         waits = now < max(self.next_candidate, self.next_promotion) or self.held
         pinned = self.stable is not None and self.stable.pinned  # then it is what all players get
