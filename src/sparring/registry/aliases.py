@@ -25,6 +25,7 @@ from sparring.errors import InputError
 from sparring.games.spec import NAME
 from sparring.registry.backends import Conflict
 from sparring.registry.manifest import CANDIDATE, DEFAULT_MODEL, STABLE, Alias, Manifest, Move, Pointer, Serving
+from sparring.registry.pointers import alias_after, alias_at, check_alias, path_of, pointer_of, pointer_to
 from sparring.registry.versions import MANIFEST, NotPublished, Versions, folder_of, log, sha256_of
 
 __all__ = ["Aliases", "Moved", "Pinned"]
@@ -250,7 +251,7 @@ class Aliases(Versions):
 
     def _target(self, game: str, model: str, alias: str) -> Target:
         folder = folder_of(game, model)
-        raw = self._get(_path(folder, check_alias(alias)))
+        raw = self._get(path_of(folder, check_alias(alias)))
         key = (game, model, alias)
         known_raw, known = self._targets.get(key, (None, Target()))
         if raw is not None and raw == known_raw:
@@ -273,7 +274,7 @@ class Aliases(Versions):
         if pointer is not None and pointer.version is not None:
             manifest = self._whole(game, model, pointer.version, pointer.sha256)
             if manifest is not None or alias != STABLE:
-                return Target(manifest, _alias(alias, pointer), pointer.move)
+                return Target(manifest, alias_at(alias, pointer), pointer.move)
         if raw is None and alias != STABLE:
             return Target()
         return self._from_journal(game, model, alias, known, raw is not None)
@@ -293,14 +294,14 @@ class Aliases(Versions):
         moves = list(self._read_moves(game, model, listing.moves, alias))
         if alias != STABLE:  # not an older one: it may have been rejected
             manifest = whole(moves[0].version, moves[0].sha256) if moves else None
-            return Target() if manifest is None else Target(manifest, _alias_of(moves[0]), moves[0].number)
+            return Target() if manifest is None else Target(manifest, alias_after(moves[0]), moves[0].number)
         newest = moves[0] if moves else None
         if not lost and all(move.after is None for move in moves):
             moves.reverse()  # several publish for the first time: who comes to the journal first is seen first
         pinned, number = (newest.pinned, newest.number) if newest else (False, None)
         for move in moves:
             if (manifest := whole(move.version, move.sha256)) is not None:
-                return Target(manifest, _alias_of(msgspec.structs.replace(move, pinned=pinned)), number)
+                return Target(manifest, alias_after(msgspec.structs.replace(move, pinned=pinned)), number)
         for version in listing.versions:
             manifest = whole(version)
             if manifest is not None and (manifest.alias == OLDER or (manifest.alias == STABLE and (lost or moves))):
@@ -360,7 +361,7 @@ class Aliases(Versions):
         newest: dict[str, float] = {}  # by alias: the number of its next move back
         for move in self._read_moves(game, model, self._listing(folder).moves):
             if move.alias not in newest:
-                pointer = pointer_of(self._get(_path(folder, move.alias)))
+                pointer = pointer_of(self._get(path_of(folder, move.alias)))
                 newest[move.alias] = math.inf if pointer is None or pointer.move is None else pointer.move
             if move.number <= newest[move.alias]:
                 newest[move.alias] = 0 if move.after is None else move.after
@@ -372,7 +373,7 @@ class Aliases(Versions):
         :param draft: Makes the move from where the alias is; what it raises ends the attempt.
         """
         folder = folder_of(game, model)
-        path = _path(folder, alias)
+        path = path_of(folder, alias)
         self._absent.pop((game, model), None)
         while True:
             with self._backend.alone(folder):
@@ -383,7 +384,7 @@ class Aliases(Versions):
                 move = draft(now.alias, pointer_of(raw))
                 _check_finite(move)
                 move = self._note(folder, msgspec.structs.replace(move, after=now.move))
-                text = msgspec.json.encode(_pointer_to(move))
+                text = msgspec.json.encode(pointer_to(move))
                 try:
                     self._put(path, text, absent=found is None, tag="" if found is None else found.tag)
                 except Conflict:
@@ -436,37 +437,6 @@ class Aliases(Versions):
             self.move(game, model, CANDIDATE, None, reason=why, by=done.by, expected=candidate.version)
         except Moved:
             log.info("%s %s: there is another candidate already", game, model)
-
-
-def check_alias(name: str) -> str:
-    if not NAME.fullmatch(name):
-        raise InputError(f"alias name {name[:100]!r}: use letters, digits, '.', '_' and '-', at most 100, no slash")
-    return name
-
-
-def pointer_of(raw: bytes | None) -> Pointer | None:
-    if raw is None:
-        return None
-    try:
-        return msgspec.json.decode(raw, type=Pointer)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        return None  # torn; the journal is asked, and the next move writes it anew
-
-
-def _path(folder: str, alias: str) -> str:
-    return f"{folder}/latest.json" if alias == STABLE else f"{folder}/aliases/{alias}.json"
-
-
-def _alias(name: str, p: Pointer) -> Alias:
-    return Alias(name, p.version or 0, p.since, p.by, p.reason, p.evidence, p.pinned, p.share)
-
-
-def _alias_of(m: Move) -> Alias:
-    return Alias(m.alias, m.version or 0, m.time, m.by, m.reason, m.evidence, m.pinned, m.share)
-
-
-def _pointer_to(m: Move) -> Pointer:
-    return Pointer(m.version, m.sha256, m.time, m.by, m.reason, m.evidence, m.pinned, m.share, m.number)
 
 
 def _check_pin(game: str, model: str, alias: str, now: Alias | None, by: str) -> None:

@@ -26,7 +26,7 @@ from sparring.export import formats, onnx_check
 from sparring.networks.policy import Policy
 from sparring.registry.ab import AbResults, AbTest
 from sparring.registry.ab_tests import AbRunning, AbTesting, NotRunning, path_of, words
-from sparring.registry.aliases import Moved, Pinned, check_alias, pointer_of
+from sparring.registry.aliases import Moved, Pinned
 from sparring.registry.backends import Conflict
 from sparring.registry.card import card
 from sparring.registry.manifest import (
@@ -40,6 +40,7 @@ from sparring.registry.manifest import (
     Move,
     Pointer,
 )
+from sparring.registry.pointers import check_alias, pointer_of
 from sparring.registry.versions import MANIFEST, VERSION, NotPublished, RegistryError, folder_of, sha256_of
 
 __all__ = ["AbRunning", "Moved", "NotPublished", "NotRunning", "Pinned", "Registry", "RegistryError"]
