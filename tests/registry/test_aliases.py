@@ -12,6 +12,7 @@ from typing import Any
 import msgspec
 import obstore
 import pytest
+from killed_writer import KILLED_WRITER
 
 from sparring.errors import InputError
 from sparring.networks.policy import Policy
@@ -238,18 +239,8 @@ def test_a_torn_entry_of_the_journal_is_passed_over(registry: Registry, policy: 
     assert stable(Registry(tmp_path)) == 4
 
 
-KILLED = """
-import os, signal, sys
-import obstore
+KILLED = f"""{KILLED_WRITER}
 from sparring.registry.registry import Registry
-put, left = obstore.put, int(sys.argv[2])
-def dying(store, path, data, **options):
-    global left
-    left -= 1
-    if left < 0:
-        os.kill(os.getpid(), signal.SIGKILL)
-    return put(store, path, data, **options)
-obstore.put = dying
 Registry(sys.argv[1]).move("CartPole-v1", "bot", "stable", 2, reason="promoted", by="trainer")
 """
 

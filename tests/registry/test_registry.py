@@ -18,6 +18,7 @@ import numpy as np
 import obstore
 import onnxruntime
 import pytest
+from killed_writer import KILLED_WRITER
 
 from sparring.errors import InputError, SparringError
 from sparring.export.onnx_check import check
@@ -137,21 +138,11 @@ def test_a_publisher_killed_half_way_is_never_seen(registry: Registry, policy: P
     assert registry.versions("CartPole-v1", "bot") == [1, 4]
 
 
-KILLED = """
-import os, signal, sys
-import obstore
-import sparring.registry.registry as module
+KILLED = f"""{KILLED_WRITER}
 from sparring.export import weights
-put, left = obstore.put, int(sys.argv[2])
-def dying(store, path, data, **options):
-    global left
-    left -= 1
-    if left < 0:
-        os.kill(os.getpid(), signal.SIGKILL)
-    return put(store, path, data, **options)
-obstore.put = dying
+from sparring.registry.registry import Registry
 policy = weights.load(open(sys.argv[3], "rb").read())
-module.Registry(sys.argv[1]).publish(policy, algorithm="dqn")
+Registry(sys.argv[1]).publish(policy, algorithm="dqn")
 """
 
 
