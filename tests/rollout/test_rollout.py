@@ -92,6 +92,18 @@ def test_rows_are_what_was_played(name):
     assert 0 <= total - sum(returns) <= 2 * 500  # all rewards but those of the two episodes that go on
 
 
+@pytest.fixture
+def in_trouble(tmp_path, monkeypatch):
+    """`in_trouble("hang")`: a policy of a game that does this; who does it first removes the file."""
+
+    def make(what):
+        (tmp_path / "trouble").write_text(what)
+        monkeypatch.setenv("ODD_TROUBLE", str(tmp_path / "trouble"))
+        return policy_for("odd_games:Odd-v0")
+
+    return make
+
+
 @pytest.mark.real
 class TestPool:
     def test_workers_play_what_one_process_plays(self, tmp_path):
@@ -142,10 +154,8 @@ class TestPool:
             pool.close()
 
     @pytest.mark.parametrize(("trouble", "says"), [("die", "exit code 7"), ("hang", "no sign of life")])
-    def test_who_dies_or_hangs_is_replaced_and_play_goes_on(self, tmp_path, monkeypatch, caplog, trouble, says):
-        (tmp_path / "trouble").write_text(trouble)
-        monkeypatch.setenv("ODD_TROUBLE", str(tmp_path / "trouble"))
-        policy = policy_for("odd_games:Odd-v0")
+    def test_who_dies_or_hangs_is_replaced_and_play_goes_on(self, tmp_path, in_trouble, caplog, trouble, says):
+        policy = in_trouble(trouble)
         pool = Pool(plan(policy, 2), 4.0, tmp_path / "logs")
         with caplog.at_level(logging.WARNING, "sparring.rollout"):
             blocks = played(pool, policy, 4)
@@ -158,10 +168,8 @@ class TestPool:
             assert "odd_games.py" in logged  # where it hung
             assert "_trouble" in logged
 
-    def test_in_our_own_process_a_hung_game_is_reported(self, tmp_path, monkeypatch, caplog):
-        (tmp_path / "trouble").write_text("nap")
-        monkeypatch.setenv("ODD_TROUBLE", str(tmp_path / "trouble"))
-        policy = policy_for("odd_games:Odd-v0")
+    def test_in_our_own_process_a_hung_game_is_reported(self, tmp_path, in_trouble, caplog):
+        policy = in_trouble("nap")
         with caplog.at_level(logging.WARNING, "sparring.rollout"):
             assert len(played(Local(plan(policy, 0), limit=0.5), policy, 2)) == 2
         assert caplog.text.count("the game has not answered for 0.5 s") == 1
@@ -186,10 +194,8 @@ class TestPool:
         finally:
             pool.close()
 
-    def test_the_hung_are_found_while_others_play_on(self, tmp_path, monkeypatch):
-        (tmp_path / "trouble").write_text("hang")
-        monkeypatch.setenv("ODD_TROUBLE", str(tmp_path / "trouble"))
-        policy = policy_for("odd_games:Odd-v0")
+    def test_the_hung_are_found_while_others_play_on(self, tmp_path, in_trouble):
+        policy = in_trouble("hang")
         pool = Pool(plan(policy, 2), 2.0, tmp_path / "logs")
         pool.publish(policy)
         pool.start()
@@ -239,10 +245,8 @@ class TestPool:
         finally:
             pool.close()
 
-    def test_a_hung_worker_ends_with_its_fork_server(self, tmp_path, monkeypatch):
-        (tmp_path / "trouble").write_text("hang")
-        monkeypatch.setenv("ODD_TROUBLE", str(tmp_path / "trouble"))
-        policy = policy_for("odd_games:Odd-v0")
+    def test_a_hung_worker_ends_with_its_fork_server(self, tmp_path, in_trouble):
+        policy = in_trouble("hang")
         pool = Pool(plan(policy, 1), 60.0, tmp_path / "logs")
         pool.publish(policy)
         pool.start()
@@ -256,10 +260,8 @@ class TestPool:
         assert gone
         pool.close()
 
-    def test_a_game_that_always_dies_ends_the_run_with_its_last_words(self, tmp_path, monkeypatch):
-        (tmp_path / "trouble").write_text("die always")
-        monkeypatch.setenv("ODD_TROUBLE", str(tmp_path / "trouble"))
-        policy = policy_for("odd_games:Odd-v0")
+    def test_a_game_that_always_dies_ends_the_run_with_its_last_words(self, tmp_path, in_trouble):
+        policy = in_trouble("die always")
         pool = Pool(plan(policy, 1), 60.0, tmp_path / "logs")
         with pytest.raises(SparringError, match=r"(?s)exit code 7.*3 times in a row.*the game is in trouble"):
             played(pool, policy)
