@@ -201,12 +201,12 @@ def test_a_grid_is_gone_through_and_a_failure_stays_alone(address, root, capsys)
     """A replay window smaller than a block of play is refused by the trial. They have rollout workers of their own."""
     from rich.console import Console
 
-    from sparring.sweep.progress import Progress
+    from sparring.sweep.progress import SweepProgress
 
     out = root / "grid"
     changes = {"algorithm__replay": "{grid: [20, 5000]}", "seed": "{grid: [1, 2]}", "rollout__workers": 1}
     plan, _ = sweeping.begin(write(out, **changes, stop="{iterations: 1}"), out=out)
-    trials, complete = sweeping.carry_out(plan, out, lambda: Progress(Console(), plan).show("a sweep"))
+    trials, complete = sweeping.carry_out(plan, out, lambda: SweepProgress(Console(), plan).show("a sweep"))
     assert complete
     states = {(t.values["algorithm.replay"], t.values["seed"]): t.state for t in trials}
     assert states == {(20, 1): "failed", (20, 2): "failed", (5000, 1): "done", (5000, 2): "done"}
