@@ -31,7 +31,7 @@ __all__ = ["EXPORT", "Exported", "Wanted", "export"]
 EXPORT = "export.json"
 HELD_OUT, HELD_OUT_SEED = 1_000, 1_000_003
 CALIBRATION, CALIBRATION_IMAGES = 4_000, 500
-OnProgress = Callable[[str, int, int], object]  # what is done, how much of how much
+Progress = Callable[[str, int, int], object]  # what is done, how much of how much
 
 
 class Exported(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -72,7 +72,7 @@ class Wanted:
 
 
 def export(
-    policy: Policy, wanted: Wanted, on_progress: OnProgress = lambda words, done, total: None
+    policy: Policy, wanted: Wanted, on_progress: Progress = lambda words, done, total: None
 ) -> dict[str, Exported]:
     """What was written, by name.
 
@@ -103,7 +103,7 @@ def export(
     return found
 
 
-def _told(on_progress: OnProgress, name: str, words: str) -> None:
+def _told(on_progress: Progress, name: str, words: str) -> None:
     on_progress(f"{name}: {words}", 0, 1)
 
 
@@ -116,7 +116,7 @@ def _check_place(out: Path) -> None:
         raise InputError(f"cannot write to {out}: {place} is {'not writable' if place.is_dir() else 'a file'}")
 
 
-def _held_out(policy: Policy, wanted: Wanted, on_progress: OnProgress) -> tuple[Array, str]:
+def _held_out(policy: Policy, wanted: Wanted, on_progress: Progress) -> tuple[Array, str]:
     """Observations to compare on: of the policy's own play, in other episodes than those for calibration."""
     if policy.game.env is not None:
         sample = dataset.played(
@@ -135,7 +135,7 @@ def _made_up(policy: Policy) -> Array:
     return observations(policy, HELD_OUT, np.random.default_rng(HELD_OUT_SEED))
 
 
-def _calibration(policy: Policy, wanted: Wanted, on_progress: OnProgress) -> tuple[Array, str]:
+def _calibration(policy: Policy, wanted: Wanted, on_progress: Progress) -> tuple[Array, str]:
     space = policy.game.observation
     if isinstance(wanted.calibrate, Path):
         obs = dataset.read(wanted.calibrate, policy.game)
@@ -148,13 +148,7 @@ def _calibration(policy: Policy, wanted: Wanted, on_progress: OnProgress) -> tup
 
 
 def _compared(
-    policy: Policy,
-    wanted: Wanted,
-    name: str,
-    made: dict[str, bytes],
-    row: Exported,
-    held: Array,
-    on_progress: OnProgress,
+    policy: Policy, wanted: Wanted, name: str, made: dict[str, bytes], row: Exported, held: Array, on_progress: Progress
 ) -> dict[str, Exported]:
     """Loaded from files, as whoever gets them does. Formats that cannot be loaded are listed alone."""
     first = next(iter(made))
