@@ -16,7 +16,7 @@ from sparring.games import catalog
 from sparring.networks.policy import Policy
 from sparring.networks.spec import Categorical, Dense, param_shapes
 from sparring.rollout.actor import SharedBuffers
-from sparring.rollout.pool import Local, Pool, plan_for
+from sparring.rollout.pool import LocalPlay, Pool, plan_for
 
 
 @pytest.fixture(autouse=True)
@@ -73,7 +73,7 @@ def test_rows_are_what_was_played(name):
     policy = policy_for(name)
     returns = []
     total = lengths = 0.0
-    for _, _, (obs, action, reward, kind, log_prob), episodes in played(Local(plan(policy, 0)), policy, 20):
+    for _, _, (obs, action, reward, kind, log_prob), episodes in played(LocalPlay(plan(policy, 0)), policy, 20):
         assert obs.shape[:2] == kind.shape == (2, 13)
         assert (kind[:, -1] == END).all()
         assert (reward[:, :-1][kind[:, :-1] == END] == 0).all()
@@ -108,7 +108,7 @@ def in_trouble(tmp_path, monkeypatch):
 class TestPool:
     def test_workers_play_what_one_process_plays(self, tmp_path):
         policy = policy_for("CartPole-v1")
-        here = played(Local(plan(policy, 0)), policy)
+        here = played(LocalPlay(plan(policy, 0)), policy)
         there = [b for b in played(Pool(plan(policy, 2), 60.0, tmp_path), policy) if b[0] == 0]
         assert len(there) == len(here) == 3
         for (_, _, ours, episodes), (_, _, theirs, theirs_episodes) in zip(here, there, strict=True):
@@ -171,7 +171,7 @@ class TestPool:
     def test_in_our_own_process_a_hung_game_is_reported(self, tmp_path, in_trouble, caplog):
         policy = in_trouble("nap")
         with caplog.at_level(logging.WARNING, "sparring.rollout"):
-            assert len(played(Local(plan(policy, 0), limit=0.5), policy, 2)) == 2
+            assert len(played(LocalPlay(plan(policy, 0), limit=0.5), policy, 2)) == 2
         assert caplog.text.count("the game has not answered for 0.5 s") == 1
         assert "in _trouble" in caplog.text  # where it hung
 

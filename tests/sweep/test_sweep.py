@@ -290,11 +290,11 @@ def test_pbt_copies_the_better_ones(address, root):
 def test_a_copy_has_everything_but_the_values(address, root):
     """Two trials without Tune between them: the second takes over what the first has learned."""
     from sparring.launch.ray_cluster import ray
-    from sparring.sweep.trial import Task, Trial, msgspec
+    from sparring.sweep.trial import Trial, TrialTask, msgspec
 
     out = root / "copy"
     plan, _ = sweeping.begin(write(out, algorithm__lr="{choice: [0.01, 1e-12]}", tune__scheduler="pbt"), out=out)
-    task = Task(plan.to_builtins(), str(out), ray.get_runtime_context().get_node_id())
+    task = TrialTask(plan.to_builtins(), str(out), ray.get_runtime_context().get_node_id())
 
     def trial(number: int, lr: float) -> Trial:
         values = {"algorithm.lr": lr}

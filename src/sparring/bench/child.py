@@ -14,14 +14,14 @@ import msgspec
 
 from sparring.errors import InputError, SparringError
 
-__all__ = ["Child", "Died", "open_child", "say", "serve"]
+__all__ = ["Died", "MeasuringChild", "open_child", "say", "serve"]
 
 
 class Died(SparringError):
     """The child ended without a word: a crash of what it measured."""
 
 
-class Child(NamedTuple):
+class MeasuringChild(NamedTuple):
     pid: int
     lines: Iterator[dict[str, Any]]
 
@@ -29,7 +29,7 @@ class Child(NamedTuple):
 @contextlib.contextmanager
 def open_child(
     module: str, order: Any, environment: dict[str, str], cores: Collection[int] | None = None
-) -> Iterator[Child]:
+) -> Iterator[MeasuringChild]:
     """A process that does as ordered: `python -m module`. It runs on `cores` alone, from its first moment."""
     command = [sys.executable, "-m", module]
     if cores is not None:  # not preexec_fn: other threads may run here
@@ -47,7 +47,7 @@ def open_child(
             with contextlib.suppress(BrokenPipeError):  # it has died: the end says why
                 process.stdin.write(msgspec.json.encode(order).decode())
                 process.stdin.close()
-            yield Child(process.pid, _lines(process, process.stdout, errors))
+            yield MeasuringChild(process.pid, _lines(process, process.stdout, errors))
         finally:
             process.terminate()
 

@@ -51,7 +51,7 @@ from sparring.rollout.actor import (
 from sparring.rollout.forkserver import ForkedWorker, ForkServer
 from sparring.runs.metrics import PlayedEpisode, Row
 
-__all__ = ["Block", "Local", "PlaySource", "Pool", "open_source", "plan_for"]
+__all__ = ["Block", "LocalPlay", "PlaySource", "Pool", "open_source", "plan_for"]
 
 log = logging.getLogger("sparring.rollout")
 STARTING = 120.0  # seconds that a worker may take to import and make its games
@@ -110,10 +110,10 @@ def open_source(
     limit = experiment.rollout.limit
     if experiment.runner == "ray":
         return load_ray("sparring.rollout.ray_pool").RayPool(plan, limit, experiment.resources, states)
-    return Pool(plan, limit, logs, states) if experiment.rollout.workers else Local(plan, states, limit)
+    return Pool(plan, limit, logs, states) if experiment.rollout.workers else LocalPlay(plan, states, limit)
 
 
-class Local:
+class LocalPlay:
     """One actor in this process: blocks are played when they are taken. For debuggers, small games and identity. A game
     that hangs cannot be killed here; it is logged."""
 

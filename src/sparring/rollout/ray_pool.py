@@ -115,7 +115,7 @@ def divide(numbers: Iterable[int], resources: Resources) -> dict[str, list[int]]
 # On every node
 
 
-class Host:
+class NodeHost:
     """Some of a pool's workers, on this node."""
 
     def __init__(
@@ -267,7 +267,7 @@ class RayPool:
         plan = msgspec.structs.replace(self.plan, workers=len(numbers))
         packed = [None if state is None else pack_state(state) for state in states]
         actor = (
-            ray.remote(Host)
+            ray.remote(NodeHost)
             .options(**options, max_restarts=0, max_task_retries=0)
             .remote(msgspec.msgpack.encode(plan), self.limit, numbers, self.replaced, packed, self.environment)
         )

@@ -24,12 +24,12 @@ import pyarrow.fs  # isort: skip
 from ray import tune  # isort: skip
 from ray.tune.trainable.trainable import _TrainingResult  # isort: skip
 
-__all__ = ["Task", "Trial"]
+__all__ = ["Trial", "TrialTask"]
 
 log = logging.getLogger("sparring.sweep")
 
 
-class Task(msgspec.Struct, frozen=True):
+class TrialTask(msgspec.Struct, frozen=True):
     """What all trials of a sweep have in common."""
 
     sweep: dict[str, Any]  # as in its file
@@ -44,7 +44,7 @@ class Trial(tune.Trainable):  # type: ignore[misc]  # Ray ships no types
 
     @classmethod
     def default_resource_request(cls, config: dict[str, Any]) -> Any:
-        task = msgspec.json.decode(config["task"], type=Task)
+        task = msgspec.json.decode(config["task"], type=TrialTask)
         experiment = Sweep.parse(task.sweep).experiment(config["trial"]["values"])
         return tune.PlacementGroupFactory(bundles(experiment, task.gpus))
 
@@ -62,7 +62,7 @@ class Trial(tune.Trainable):  # type: ignore[misc]  # Ray ships no types
         return True
 
     def _take(self, config: dict[str, Any]) -> None:
-        self.task = msgspec.json.decode(config["task"], type=Task)
+        self.task = msgspec.json.decode(config["task"], type=TrialTask)
         self.values = config["trial"]["values"]
         self.metric = ""
         self.source: str | None = None

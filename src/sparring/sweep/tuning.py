@@ -24,7 +24,7 @@ from sparring.search_space import Axis, Values
 from sparring.sweep.journal import ENDED, Begun, Copied, Journal, TrialStatus, directory, trial_name
 from sparring.sweep.plan import Sweep
 from sparring.sweep.room import Node, learner_gpus, require_room
-from sparring.sweep.trial import Task, Trial
+from sparring.sweep.trial import Trial, TrialTask
 from sparring.training.stopping import asked_to_stop
 
 # Tune reads these when it starts.
@@ -73,7 +73,7 @@ def run(sweep: Sweep, root: Path, journal: Journal, watcher: OnTrials) -> bool:
     """Until every trial has ended. False: it was asked to stop before."""
     logging.getLogger("ray.tune").setLevel(logging.CRITICAL)  # what a person needs of it, we say
     random.seed(sweep.seed)  # PBT draws from it
-    task = Task(located(sweep), str(root.resolve()), ray.get_runtime_context().get_node_id(), gpus_of(sweep)[0])
+    task = TrialTask(located(sweep), str(root.resolve()), ray.get_runtime_context().get_node_id(), gpus_of(sweep)[0])
     task_json = msgspec.json.encode(task).decode()
     scheduler = create_scheduler(sweep)
     with asked_to_stop() as asked, tempfile.TemporaryDirectory(prefix="sparring-sweep-") as scratch:

@@ -41,7 +41,7 @@ COMPRESSIONS = {"lz4": "LZ4Compressor", "zstd": "ZstdCompressor"}
 KNOWN = 1.0  # seconds for which a game's registration is not looked up again
 
 
-class Options(msgspec.Struct, frozen=True, kw_only=True):
+class KeyspaceOptions(msgspec.Struct, frozen=True, kw_only=True):
     consistency: Literal["ONE", "TWO", "THREE", "QUORUM", "ALL", "LOCAL_QUORUM", "EACH_QUORUM", "LOCAL_ONE"] = "QUORUM"
     replication: str | None = None  # copies: 3, or dc1:3,dc2:2; none: 3, or as many as there are nodes
     compression: Literal["lz4", "zstd"] = "lz4"
@@ -49,7 +49,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     tls: str = "false"  # "true": with the system's certificate authorities; else the PEM file of another one
 
 
-class Address(Options, frozen=True, kw_only=True):
+class Address(KeyspaceOptions, frozen=True, kw_only=True):
     """cassandra://[user@]host[:port][,host…]/keyspace[?option=value&…]. Addresses are shown, written down and seen in
     lists of processes: the password is in the environment, as CASSANDRA_PASSWORD."""
 
@@ -83,7 +83,7 @@ class Address(Options, frozen=True, kw_only=True):
         given = dict(urllib.parse.parse_qsl(query, keep_blank_values=True))
         if "consistency" in given:
             given["consistency"] = given["consistency"].upper()
-        options = convert(given, Options, f"cassandra://{rest}?")
+        options = convert(given, KeyspaceOptions, f"cassandra://{rest}?")
         parse_replication(options.replication or "3")
         return cls(
             hosts=tuple(_host(host) for host in hosts.split(",")),
