@@ -1,6 +1,6 @@
 """Layers from outside whose forms differ are refused before anything is learned, and the error names what is wrong."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ from sparring.games import Box, Discrete, Game
 from sparring.networks.activations import Activation
 from sparring.networks.layers import Layer
 from sparring.networks.onnx_graph import Graph
+from sparring.networks.plain_steps import Affine, Step
 from sparring.networks.policy import Policy
 from sparring.networks.spec import Categorical, Conv, Dense
 from sparring.training.loop import train
@@ -55,6 +56,11 @@ class Scaled(Layer, msgspec.Struct, frozen=True, tag_field="layer", tag=f"{HERE}
             kind, graph.op("Gemm", x, graph.constant(params["w"], "w")), 1.0 if self.wrong == "onnx" else 2.0
         )
 
+    def plain(self, params: Mapping[str, Any], inputs: tuple[int, ...]) -> Sequence[Step]:
+        if self.wrong == "none":
+            raise Unrenderable("it has no plain steps")
+        return (Affine((3 if self.wrong == "plain" else 2) * params["w"], np.zeros(self.units, np.float32)),)
+
 
 def _shifted(x: Any) -> Any:
     return x + 1
@@ -76,6 +82,7 @@ def policy(random_policy: Callable[..., Policy], layer: Layer, game: Game = GAME
         ("shape", r"its `bind_numpy` gives \(3, 3\), by its `output` it is \(3, 4\)"),
         ("onnx", "its `onnx` and its `apply_jax` differ by up to"),
         ("operator", "its `onnx` fails: .*Times"),
+        ("plain", "its `plain` and its `apply_jax` differ by up to"),
     ],
 )
 def test_a_form_that_differs_is_named(wrong: str, why: str, random_policy: Callable[..., Policy]) -> None:

@@ -2,7 +2,7 @@
 is needed, so that rollout workers get by without it."""
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar
 
 import msgspec
@@ -10,6 +10,7 @@ import numpy as np
 
 from sparring.networks.activations import Activation, find_activation
 from sparring.networks.layers import Layer, orthogonal
+from sparring.networks.plain_steps import Affine, Step
 
 Shape = tuple[int, ...]
 Array = np.ndarray[Any, Any]
@@ -71,6 +72,11 @@ class Mean(Layer, msgspec.Struct, frozen=True, tag_field="layer", tag="outside_l
 
     def onnx(self, graph: Any, params: Mapping[str, Array], x: str) -> str:
         return str(graph.op("ReduceMean", x, axes=[2, 3], keepdims=0))
+
+    def plain(self, params: Mapping[str, Array], inputs: Shape) -> Sequence[Step]:
+        height, width, channels = inputs
+        one = np.eye(channels, dtype=np.float32) / (height * width)
+        return (Affine(np.tile(one, (height * width, 1)), np.zeros(channels, np.float32)),)
 
 
 class Unfinished(Layer, msgspec.Struct, frozen=True, tag_field="layer", tag="outside_layers:Unfinished"):

@@ -20,9 +20,9 @@ from outside_layers import Gate, Mean
 from sparring import algorithms
 from sparring.client.bot import Bot, Loaded
 from sparring.client.recorder import Recorder
-from sparring.errors import InputError
+from sparring.errors import InputError, Unrenderable
 from sparring.experiment import Experiment, Stop
-from sparring.export import onnx, weights
+from sparring.export import formats, onnx, weights
 from sparring.games import Box, Discrete, Game
 from sparring.networks.actor_critic import critic_shapes, critics
 from sparring.networks.functions import dense, init_params, torso
@@ -74,6 +74,19 @@ def test_jax_numpy_and_onnx_agree(name: str, random_policy: Callable[..., Policy
     np.testing.assert_array_equal(sampled, action)
     np.testing.assert_allclose(log_prob, expected, rtol=1e-4, atol=1e-5)
     assert policy.outputs(obs[:0]).shape == (0, 3)
+
+
+@pytest.mark.parametrize("name", ["c", "tflite"])
+def test_plain_steps_become_the_other_formats(name: str, random_policy: Callable[..., Policy], tmp_path: Path) -> None:
+    policy = random_policy(*NETWORKS["mean"], Categorical())
+    (path,) = formats.write(formats.render(name, policy, "policy"), tmp_path)
+    runner = formats.load(path, policy.game)
+    for obs in np.split(observations(IMAGES, 3), 3):
+        found = runner.outputs(runner.run(runner.prepare(obs)))
+        assert found is not None
+        np.testing.assert_allclose(found, policy.outputs(obs), rtol=1e-3, atol=1e-4)
+    with pytest.raises(Unrenderable, match="layer 'outside_layers:Gate' has no `plain`"):
+        formats.render(name, random_policy(GAME, (Gate(4),), Categorical()), "policy")
 
 
 def test_a_layer_says_how_its_parameters_begin() -> None:

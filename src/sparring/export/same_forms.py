@@ -1,5 +1,6 @@
-"""A layer from outside has three forms, written by hand: JAX learns, NumPy acts, ONNX is published. Where they differ,
-players would meet another network than the one that was learned, and nothing would say so. This looks before."""
+"""A layer from outside has several forms, written by hand: JAX learns, NumPy acts, ONNX is published, and plain steps
+become Keras, TFLite and C. Where they differ, players would meet another network than the one that was learned, and
+nothing would say so. This looks before."""
 
 import math
 from collections.abc import Callable, Mapping
@@ -10,6 +11,7 @@ from sparring import plugins
 from sparring.errors import InputError, Unrenderable
 from sparring.games.spec import Array
 from sparring.networks.layers import Layer, Shape, own
+from sparring.networks.plain import walk
 from sparring.networks.policy import Policy
 from sparring.networks.spec import feature_shape
 
@@ -41,7 +43,12 @@ def _compare(name: str, layer: Layer, params: Arrays, inputs: Shape) -> None:
     params = {key: (p + 0.1 * rng.standard_normal(p.shape)).astype(np.float32) for key, p in params.items()}
     expected = (ROWS, *layer.output(inputs))
     found: dict[str, Array] = {}
-    forms: dict[str, Callable[[Layer, Arrays, Array], Array]] = {"apply_jax": _jax, "bind_numpy": _numpy, "onnx": _onnx}
+    forms: dict[str, Callable[[Layer, Arrays, Array], Array]] = {
+        "apply_jax": _jax,
+        "bind_numpy": _numpy,
+        "onnx": _onnx,
+        "plain": lambda layer, params, x: walk(layer.plain(params, x.shape[1:]), x),
+    }
     for method, form in forms.items():
         try:
             found[method] = form(layer, params, x.copy())

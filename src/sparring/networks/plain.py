@@ -22,7 +22,7 @@ from sparring.networks.policy import CLIP, Policy, features
 from sparring.networks.spec import Deterministic as Tanh
 from sparring.networks.spec import QValues, Squashed, action_size, choices, feature_shape, image_layout, scaling
 
-__all__ = ["Plain", "Value", "decide", "evaluate", "pixels"]
+__all__ = ["Plain", "Value", "decide", "evaluate", "pixels", "walk"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -138,6 +138,7 @@ def evaluate(plain: Plain, x: Array) -> tuple[Array, Array | None]:
 
 
 def walk(steps: Sequence[Step], x: Array) -> Array:
+    """The steps, one after the other, of a column."""
     for step in steps:
         x = apply(step, x)
     return x
