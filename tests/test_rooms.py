@@ -70,3 +70,44 @@ def test_the_page_says_the_same():
 def test_no_file_is_long():
     long = {path.name: lines for path in PACKAGE.rglob("*.py") if (lines := path.read_text().count("\n")) > 500}
     assert long == {}
+
+
+def test_no_function_is_long():
+    """Signatures and docstrings do not count: options of commands take many lines, and are read one by one."""
+    long = {}
+    for path in PACKAGE.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+                body = node.body[ast.get_docstring(node) is not None :]
+                lines = (body[-1].end_lineno or 0) - body[0].lineno + 1 if body else 0
+                if lines > 50:
+                    long[f"{path.relative_to(PACKAGE)}: {node.name}"] = lines
+    assert long == {}
+
+
+# What each algorithm has, under the same name; and what waits for a commit, in two stores.
+ONE_THING = {"Config", "State", "_Append"}
+
+
+def test_the_name_of_a_class_means_one_thing():
+    places: dict[str, list[str]] = {}
+    for path in PACKAGE.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ClassDef) and node.name not in ONE_THING:
+                places.setdefault(node.name, []).append(str(path.relative_to(PACKAGE)))
+    assert {name: files for name, files in places.items() if len(files) > 1} == {}
+
+
+def test_the_walk_enters_no_room_twice():
+    """Each hop is a link. The first walk ends where it began: with the player."""
+    page = (ROOT / "docs" / "walk.md").read_text()
+    walks = [part for part in page.split("\n## ")[1:]]
+    assert len(walks) == 2
+    for walk, closed in zip(walks, (True, False), strict=True):
+        hops = re.findall(r"^\d+\. \[`[\w/.]+`\]\(\.\./src/sparring/([\w/.]+)\)", walk, re.M)
+        assert len(hops) == len(re.findall(r"^\d+\. ", walk, re.M))
+        rooms = [hop.partition("/")[0].removesuffix(".py") for hop in hops]
+        entered = [room for room, before in zip(rooms, [None, *rooms], strict=False) if room != before]
+        assert len(set(entered)) == len(entered) - closed, entered
+        assert (entered[0] == entered[-1]) is closed
+        assert set(entered) <= set(ORDER)

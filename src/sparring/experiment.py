@@ -318,7 +318,7 @@ def override(data: dict[str, Any], changes: Iterable[str]) -> dict[str, Any]:
 def parse_yaml(text: str, where: str) -> Any:
     import yaml
 
-    class Loader(yaml.SafeLoader):  # type: ignore[misc]  # PyYAML ships no types
+    class YamlLoader(yaml.SafeLoader):  # type: ignore[misc]  # PyYAML ships no types
         pass
 
     def number(loader: Any, node: Any) -> float:
@@ -326,12 +326,12 @@ def parse_yaml(text: str, where: str) -> Any:
         return int(value) if "e" in node.value.lower() and value.is_integer() else value
 
     # YAML 1.1 reads 1e-3 as text, for want of a dot. Everybody means a number, and by 1e6 a whole one.
-    Loader.add_constructor("tag:yaml.org,2002:float", number)
-    Loader.add_implicit_resolver(
+    YamlLoader.add_constructor("tag:yaml.org,2002:float", number)
+    YamlLoader.add_implicit_resolver(
         "tag:yaml.org,2002:float", re.compile(r"[-+]?(\d[\d_]*)(\.\d*)?[eE][-+]?\d+"), list("-+0123456789")
     )
     try:
-        return yaml.load(text, Loader)  # a SafeLoader
+        return yaml.load(text, YamlLoader)  # a SafeLoader
     except yaml.YAMLError as error:
         raise InputError(f"{where} is not valid YAML: {' '.join(str(error).split())}") from error
 

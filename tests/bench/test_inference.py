@@ -44,7 +44,7 @@ def read(path):
 
 
 def test_what_is_written(file, tmp_path, monkeypatch):
-    monkeypatch.setattr(inference.Settings, "steady", 0.1)
+    monkeypatch.setattr(inference.InferenceSettings, "steady", 0.1)
     words = ["--runtime", "numpy,onnx", "--episodes", "3", "--output", str(tmp_path / "t.csv"), "--meter", "echo 50"]
     words += ["--cpu-affinity", str(min(os.sched_getaffinity(0))), "--save-info", str(tmp_path / "i.npz")]
     output = bench(file, *words)
@@ -111,13 +111,13 @@ def test_a_file_of_others_is_played(policy, tmp_path):
     theirs = inference.Model("theirs", policy.game, file=tmp_path / "theirs.tflite")
     assert theirs.runtimes(["onnx", "tflite", "coral"]) == ["tflite", "coral"]
     (each,) = inference.measure_all(
-        [model], ["onnx"], inference.Settings(steps=30, steady=0.1, estimate=False), tmp_path
+        [model], ["onnx"], inference.InferenceSettings(steps=30, steady=0.1, estimate=False), tmp_path
     )
     assert len(each.ms) == 30
     assert each.file_bytes == path.stat().st_size
     assert each.result.joules is each.result.energy_source is None  # nothing measured it: that is not zero
     with pytest.raises(InputError, match="has none that plays such a file"):
-        inference.measure_all([model], ["numpy"], inference.Settings(steps=3), tmp_path)
+        inference.measure_all([model], ["numpy"], inference.InferenceSettings(steps=3), tmp_path)
 
 
 @pytest.mark.parametrize(

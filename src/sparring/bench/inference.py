@@ -23,7 +23,7 @@ from sparring.games.spec import Array
 from sparring.networks.policy import Policy
 from sparring.policies import DEFAULT_REGISTRY, load_policy
 
-__all__ = ["Measured", "Model", "Settings", "find", "measure_all"]
+__all__ = ["InferenceSettings", "Measured", "Model", "find", "measure_all"]
 
 FOREIGN = (".onnx", ".tflite")
 
@@ -47,7 +47,7 @@ class Model:
 
 
 @dataclass(frozen=True)
-class Settings:
+class InferenceSettings:
     """How all of them play. See `Order`."""
 
     episodes: int | None = None
@@ -135,7 +135,7 @@ def _changed(game: Game, changes: Sequence[str]) -> Game:
 def measure_all(
     models: Sequence[Model],
     asked: Sequence[str],
-    settings: Settings,
+    settings: InferenceSettings,
     folder: Path,
     on_progress: Callable[[str], object] = lambda words: None,
 ) -> list[Measured]:
@@ -165,7 +165,9 @@ def measure_all(
     return found
 
 
-def _order(each: Measured, settings: Settings, files: Path, out: Path, on_progress: Callable[[str], object]) -> Order:
+def _order(
+    each: Measured, settings: InferenceSettings, files: Path, out: Path, on_progress: Callable[[str], object]
+) -> Order:
     """With the files that the runtime loads."""
     import time
 
@@ -208,7 +210,7 @@ def _order(each: Measured, settings: Settings, files: Path, out: Path, on_progre
     )
 
 
-def _run(order: Order, settings: Settings, what: str, on_progress: Callable[[str], object]) -> Result:
+def _run(order: Order, settings: InferenceSettings, what: str, on_progress: Callable[[str], object]) -> Result:
     gpus = settings.gpus if order.runtime == "jax" else ()
     environment = placing.environment(gpus, settings.threads)
     try:

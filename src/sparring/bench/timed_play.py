@@ -256,7 +256,7 @@ def memory_mb() -> float:
 def film(timed: Timed, game: Game, path: Path, seed: int) -> None:
     from sparring.runs import video
 
-    class Player:
+    class TimedPlayer:
         def __init__(self) -> None:
             self.game = game
 
@@ -264,7 +264,7 @@ def film(timed: Timed, game: Game, path: Path, seed: int) -> None:
             column = np.asarray(obs, game.observation.element.base).reshape(1, *game.observation.element.shape)
             return timed.act(column)[0], None
 
-    video.record(Player(), path, seed=seed)
+    video.record(TimedPlayer(), path, seed=seed)
 
 
 def do(order: dict[str, Any]) -> None:

@@ -139,7 +139,7 @@ def inference(
 
     names = [name.strip() for name in runtime.split(",") if name.strip()]
     runtimes.check(names)
-    settings = measuring.Settings(
+    settings = measuring.InferenceSettings(
         episodes=episodes,
         steps=steps or 1000,
         seed=seed,

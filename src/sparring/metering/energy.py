@@ -277,10 +277,10 @@ class Estimate:
         except ImportError as error:
             raise Failed("estimate: CodeCarbon is not installed (pip install 'sparring[energy]')") from error
         logging.getLogger("codecarbon").setLevel(logging.CRITICAL)
-        self._kwh: list[float] = []  # what the last flush told
+        self._kwh: list[float] = []  # since the last flush
         kept = self._kwh
 
-        class Kept(BaseOutput):  # type: ignore[misc]  # CodeCarbon is Any to mypy
+        class Flushes(BaseOutput):  # type: ignore[misc]  # CodeCarbon is Any to mypy
             def out(self, total: Any, delta: Any) -> None:
                 kept.append(float(total.energy_consumed))
 
@@ -292,7 +292,7 @@ class Estimate:
             measure_power_secs=3600,  # `joules` asks
             log_level="critical",
             allow_multiple_runs=True,
-            output_handlers=[Kept()],
+            output_handlers=[Flushes()],
         )
         self._tracker.start()
         self._first = 0.0

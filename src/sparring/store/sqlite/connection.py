@@ -62,7 +62,7 @@ _open: Counter[Path] = Counter()  # connections of this process
 _looking = threading.Lock()
 
 
-class _Connection(sqlite3.Connection):
+class _Counted(sqlite3.Connection):
     """One that is counted, because `scrubbing` may only close its file after the last of them."""
 
     path: Path | None = None
@@ -88,7 +88,7 @@ def connect(path: Path, mode: str = "rw") -> sqlite3.Connection:
         _looked_at.add(path)
     uri = f"{path.as_uri()}?mode={mode}"
     db = sqlite3.connect(
-        uri, uri=True, timeout=PATIENCE, isolation_level=None, check_same_thread=False, factory=_Connection
+        uri, uri=True, timeout=PATIENCE, isolation_level=None, check_same_thread=False, factory=_Counted
     )
     with _looking:
         db.path = path
