@@ -141,7 +141,7 @@ def dataset(
         typer.Option(metavar="random|MODEL", help="Who plays; default: the run's policy, at random in a game."),
     ] = None,
     game: Annotated[str | None, typer.Option(metavar="NAME", help="Of a store: whose play.")] = None,
-    seed: Annotated[int, typer.Option(min=0)] = 0,
+    seed: Annotated[int, typer.Option(min=0, help="Of what is played, or drawn from a store.")] = 0,
     registry: RegistryOption = DEFAULT_REGISTRY,
 ) -> None:
     """Write observations and actions of play, to calibrate or to compare with (`sparring export --calibrate`)."""

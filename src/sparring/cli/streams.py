@@ -62,7 +62,7 @@ def ingest(
     ),
     master: Annotated[str, typer.Option(help="Spark's: local[2], spark://HOST:PORT, …")] = "local[2]",
     every: Annotated[float, typer.Option(min=0.1, help="Seconds between looks at the stream.")] = 1.0,
-    batch_mib: Annotated[int, typer.Option(min=1, help="MiB of each shard in one batch, at most.")] = 32,
+    batch_mib: Annotated[int, typer.Option(min=1, help="MiB of each shard in one batch, at most.")] = 64,
     conf: Annotated[list[str] | None, typer.Option(metavar="KEY=VALUE", help="A setting of Spark; repeatable.")] = None,
     once: Annotated[bool, typer.Option("--once", help="End when it has caught up.")] = False,
 ) -> None:

@@ -160,7 +160,7 @@ def experiment_of(target: str, algorithm: str | None, changes: list[str], out: P
 def evaluate(
     target: TargetArgument,
     episodes: Annotated[int, typer.Option(min=1, help="How many episodes to play.")] = 20,
-    seed: Annotated[int, typer.Option(min=0)] = 0,
+    seed: Annotated[int, typer.Option(min=0, help="Of the episodes: the same ones for the same seed.")] = 0,
     explore: Annotated[bool, typer.Option(help="Play as while learning, not greedily.")] = False,
     env: Annotated[
         str | None, typer.Option(metavar="ID", help="Play in this Gymnasium game, for a bot of a declared one.")
@@ -187,8 +187,8 @@ def evaluate(
 def record(
     target: TargetArgument,
     out: Annotated[Path | None, typer.Argument(help="The .mp4 to write; default: the next to a run's others.")] = None,
-    episodes: Annotated[int, typer.Option(min=1)] = 1,
-    seed: Annotated[int, typer.Option(min=0)] = 0,
+    episodes: Annotated[int, typer.Option(min=1, help="How many episodes to show.")] = 1,
+    seed: Annotated[int, typer.Option(min=0, help="Of the episodes: the same ones for the same seed.")] = 0,
     changes: GameOption = None,
     registry: RegistryOption = DEFAULT_REGISTRY,
 ) -> None:
