@@ -115,6 +115,24 @@ def test_parameters_of_methods_are_documented(name):
             assert said, f"{name}.{method}: {parameter} is not documented"
 
 
+CLIENTS = [name for name in sparring.client.__all__ if name not in sparring.__all__]
+
+
+def made_by_its_parameters(found) -> bool:
+    """Not exceptions that take a message, and not protocols."""
+    own = "__init__" in vars(found) or hasattr(found, "__dataclass_fields__")
+    return own and not getattr(found, "_is_protocol", False)
+
+
+@pytest.mark.parametrize("name", [*CLASSES, *CLIENTS])
+def test_whoever_makes_or_calls_it_finds_each_parameter(name):
+    found = getattr(sparring, name, None) or getattr(sparring.client, name)
+    if inspect.isclass(found) and not made_by_its_parameters(found):
+        return
+    for parameter in inspect.signature(found).parameters:
+        assert f":param {parameter}:" in inspect.getdoc(found), f"{name}: {parameter} is not documented"
+
+
 def test_all_parts_of_an_experiment_are_public():
     parts = {field.type for field in msgspec.structs.fields(sparring.Experiment)}
     structs = {part.__name__ for part in parts if inspect.isclass(part) and issubclass(part, msgspec.Struct)}

@@ -37,7 +37,12 @@ __all__ = ["Client", "Player", "public_bot"]
 
 
 class Player(Recorder):
-    """One player of a client: records, and has bots of its own."""
+    """One player of a client: records, and has bots of its own. `Client.player` makes it.
+
+    :param client: The connection that it shares.
+    :param name: The player's name.
+    :param fragment_steps: Steps per uploaded fragment at most.
+    """
 
     def __init__(self, client: "Client", name: str, fragment_steps: int) -> None:
         super().__init__(client.game, name, client._uploader.offer, fragment_steps)
@@ -393,8 +398,20 @@ def public_bot(
     timeout: float = 10.0,
     seed: int | None = None,
 ) -> Bot:
-    """A bot from a public registry (https://…), without a server and without recording: the version that an alias names
-    now, or a certain one. Raises Unavailable when the registry does not answer, InputError when it has no such bot."""
+    """A bot from a public registry, without a server and without recording: the version that an alias names now, or a
+    certain one.
+
+    :param registry: The registry's address, https://….
+    :param game: The game's name.
+    :param model: The model's name.
+    :param version: This version; it never changes.
+    :param alias: The version that this alias names.
+    :param directory: Where downloaded bots are kept. None: $SPARRING_CLIENT_DIR or ~/.sparring/client.
+    :param timeout: Seconds to wait for an answer.
+    :param seed: Of the bot's randomness.
+    :raises Unavailable: the registry does not answer.
+    :raises InputError: it has no such bot.
+    """
     if not NAME.fullmatch(game) or not NAME.fullmatch(model):
         raise InputError(f"{game!r} and {model!r}: names of games and models are letters, digits, '.', '_' and '-'")
     if version is not None and alias != STABLE:

@@ -40,15 +40,24 @@ RESCAN = 10.0
 
 @dataclass(frozen=True, slots=True)
 class UploadStats:
-    """Counts of fragments since the client began, and what waits now."""
+    """Counts of fragments since the client began, and what waits now.
 
-    uploaded: int = 0  # acknowledged: on the server's disk
-    duplicates: int = 0  # acknowledged: were there already
-    rejected: int = 0  # refused by the server for good
-    dropped: int = 0  # given up: the bounds of memory or disk were reached
-    queued: int = 0  # waiting in memory
+    :param uploaded: Acknowledged: on the server's disk.
+    :param duplicates: Acknowledged: were there already.
+    :param rejected: Refused by the server for good.
+    :param dropped: Given up: the bounds of memory or disk were reached.
+    :param queued: Waiting in memory.
+    :param queued_bytes: Their bytes.
+    :param spooled: Waiting on disk, also from earlier processes.
+    """
+
+    uploaded: int = 0
+    duplicates: int = 0
+    rejected: int = 0
+    dropped: int = 0
+    queued: int = 0
     queued_bytes: int = 0
-    spooled: int = 0  # waiting on disk, also from earlier processes
+    spooled: int = 0
 
 
 class Unforeseen(Unavailable):

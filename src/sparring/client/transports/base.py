@@ -24,7 +24,12 @@ MAX_DECODED = 1 << 30  # of an upload of our own
 
 
 class Unavailable(SparringError):
-    """No usable answer from the server. What was asked may be asked again."""
+    """No usable answer from the server. What was asked may be asked again.
+
+    :param message: What happened, for people.
+    :param retry_after: Seconds to wait before the next try. None: the server did not say.
+    :param status: The HTTP status. None: there was no answer.
+    """
 
     def __init__(self, message: str, retry_after: float | None = None, status: int | None = None) -> None:
         super().__init__(message)
@@ -37,7 +42,10 @@ class UploadTooLarge(Unavailable):
 
 
 class Refused(InputError):
-    """The server said no, and would again."""
+    """The server said no, and would again.
+
+    :param problem: What it said, as in RFC 9457.
+    """
 
     def __init__(self, problem: Problem) -> None:
         super().__init__(problem.detail or problem.title)
