@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from sparring.errors import InputError
+from sparring.export.protobuf import BYTES, FOUR_BYTES, NUMBER, field
 from sparring.games.spec import MAX_DIMENSIONS
 
 __all__ = ["OPERATORS", "check", "require_noise"]
@@ -68,7 +69,6 @@ ELEMENTS = {1: 4, 2: 1, 3: 1, 5: 2, 6: 4, 7: 8, 9: 1, 11: 8}
 
 FLOAT, INT, INTS = 1, 2, 7  # types of attributes
 FRACTIONS = {("LayerNormalization", "epsilon")}  # attributes that are a FLOAT; all others are whole numbers
-NUMBER, BYTES, FOUR_BYTES = 0, 2, 5  # wire types; we need no others
 
 
 class Known(NamedTuple):
@@ -152,26 +152,9 @@ def require_noise(data: bytes) -> bytes:
     parts = []
     for number, wire, value in reader.fields(memoryview(data)):
         if MODEL[number].name == "graph" and not isinstance(value, int):
-            value = memoryview(
-                b"".join(_field(*field) for field in reader.fields(value) if not reader.is_noise(*field))
-            )
-        parts.append(_field(number, wire, value))
+            value = memoryview(b"".join(field(*each) for each in reader.fields(value) if not reader.is_noise(*each)))
+        parts.append(field(number, wire, value))
     return b"".join(parts)
-
-
-def _field(number: int, wire: int, value: int | memoryview) -> bytes:
-    if isinstance(value, int):
-        return _to_varint(number << 3 | wire) + _to_varint(value)
-    return _to_varint(number << 3 | wire) + (_to_varint(len(value)) if wire == BYTES else b"") + value
-
-
-def _to_varint(value: int) -> bytes:
-    out = bytearray()
-    while value > 0x7F:
-        out.append(value & 0x7F | 0x80)
-        value >>= 7
-    out.append(value)
-    return bytes(out)
 
 
 class UnknownPart(Exception):

@@ -12,6 +12,8 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
+from sparring.export.protobuf import BYTES, FOUR_BYTES, NUMBER, field
+
 __all__ = ["EventFile"]
 
 
@@ -21,14 +23,16 @@ class EventFile:
         directory.mkdir(parents=True, exist_ok=True)
         name = f"events.out.tfevents.{int(time.time())}.{socket.gethostname()}.{os.getpid()}.{time.monotonic_ns()}"
         self._file = (directory / name).open("wb")
-        self._write(_bytes(3, b"brain.Event:2"))
+        self._write(field(3, BYTES, b"brain.Event:2"))
         if step:
-            self._write(_varint(2, step) + _bytes(7, _varint(1, 1)))  # SessionLog: START
+            self._write(field(2, NUMBER, step) + field(7, BYTES, field(1, NUMBER, 1)))  # SessionLog: START
 
     def add(self, step: int, values: Mapping[str, float]) -> None:
-        tags = ((name.encode(), value) for name, value in values.items())
-        summary = b"".join(_bytes(1, _bytes(1, tag) + b"\x15" + struct.pack("<f", value)) for tag, value in tags)
-        self._write(_varint(2, step) + _bytes(5, summary))
+        summary = b"".join(
+            field(1, BYTES, field(1, BYTES, name.encode()) + field(2, FOUR_BYTES, struct.pack("<f", value)))
+            for name, value in values.items()
+        )
+        self._write(field(2, NUMBER, step) + field(5, BYTES, summary))
         self._file.flush()
 
     def _write(self, event: bytes) -> None:
@@ -38,23 +42,6 @@ class EventFile:
 
     def close(self) -> None:
         self._file.close()
-
-
-def _number(value: int) -> bytes:
-    out = bytearray()
-    while value > 0x7F:
-        out.append(value & 0x7F | 0x80)
-        value >>= 7
-    out.append(value)
-    return bytes(out)
-
-
-def _varint(field: int, value: int) -> bytes:
-    return _number(field << 3) + _number(value)
-
-
-def _bytes(field: int, value: bytes) -> bytes:
-    return _number(field << 3 | 2) + _number(len(value)) + value
 
 
 def _table() -> list[int]:

@@ -231,56 +231,44 @@ class GatewayModels:
         return "" if self.schema is None else f"?schema={self.schema}"
 
     def latest(self, game: str, model: str, etag: str | None) -> tuple[Manifest, str | None] | None:
-        headers = {} if etag is None else {"If-None-Match": etag}
         try:
-            answer = self._connection.request(
-                "GET", "games", game, "models", model, "latest", headers=headers, query=self._query
-            )
+            return self._newer(Manifest, self._query, etag, "games", game, "models", model, "latest")
         except Refused as error:
             if error.status == 404:
                 return None  # none published yet
             raise
-        return None if answer.status == 304 else (answer.decode(Manifest), answer.headers.get("etag"))
 
     def serving(self, game: str, model: str, etag: str | None) -> tuple[Serving, str | None] | None:
         """An older gateway knows `latest` only, which is what all of its players get."""
-        headers = {} if etag is None else {"If-None-Match": etag}
         try:
-            answer = self._connection.request(
-                "GET", "games", game, "models", model, "serving", headers=headers, query=self._query
-            )
+            found = self._newer(Serving, self._query, etag, "games", game, "models", model, "serving")
         except Refused as error:
             if error.status != 404:
                 raise
-            found = self.latest(game, model, etag)
-            return None if found is None else (Serving(found[0]), found[1])
-        if answer.status == 304:
-            return None
-        serving: Serving = answer.decode(Serving)
-        if serving.stable is None and model != DEFAULT_MODEL:  # the answer to this one says which models there are
-            self._connection.request("GET", "games", game, "models", model, "latest")
-        return serving, answer.headers.get("etag")
+            latest = self.latest(game, model, etag)
+            return None if latest is None else (Serving(latest[0]), latest[1])
+        if found is not None and found[0].stable is None and model != DEFAULT_MODEL:
+            self._connection.request("GET", "games", game, "models", model, "latest")  # says which models there are
+        return found
 
     def alias(self, game: str, model: str, alias: str, etag: str | None) -> tuple[Manifest, str | None] | None:
-        headers = {} if etag is None else {"If-None-Match": etag}
-        path = (
-            ("games", game, "models", model, "latest")
-            if alias == STABLE
-            else ("games", game, "models", model, "aliases", alias)
-        )
-        answer = self._connection.request("GET", *path, headers=headers, query=self._query)
-        return None if answer.status == 304 else (answer.decode(Manifest), answer.headers.get("etag"))
+        path = ("latest",) if alias == STABLE else ("aliases", alias)
+        return self._newer(Manifest, self._query, etag, "games", game, "models", model, *path)
 
     def ab(self, game: str, etag: str | None) -> tuple[AbTests, str | None] | None:
         """An older gateway has none."""
-        headers = {} if etag is None else {"If-None-Match": etag}
         try:
-            answer = self._connection.request("GET", "games", game, "ab", headers=headers)
+            return self._newer(AbTests, "", etag, "games", game, "ab")
         except Refused as error:
             if error.status != 404:
                 raise
             return AbTests(), None
-        return None if answer.status == 304 else (answer.decode(AbTests), answer.headers.get("etag"))
+
+    def _newer(self, into: type[T], query: str, etag: str | None, *path: str) -> tuple[T, str | None] | None:
+        """What is there, and its tag; none: the same as with `etag`."""
+        headers = {} if etag is None else {"If-None-Match": etag}
+        answer = self._connection.request("GET", *path, headers=headers, query=query)
+        return None if answer.status == 304 else (answer.decode(into), answer.headers.get("etag"))
 
     def manifest(self, game: str, model: str, version: int) -> Manifest:
         path = ("games", game, "models", model, str(version), "manifest")
