@@ -45,6 +45,20 @@ def free_port(host: str = "127.0.0.1") -> int:
         return port
 
 
+def processes_with(*words: str) -> list[int]:
+    """The ids of the processes whose command lines have all of these words."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                command = (entry / "cmdline").read_bytes()
+            except OSError:  # it has ended
+                continue
+            if all(word.encode() in command for word in words):
+                found.append(int(entry.name))
+    return found
+
+
 class CassandraNode:
     """One node. `kill` is kill -9; `start` again finds the data of before."""
 

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 from gateway_api import GAME, MSGPACK, fragment
+from small_disks import enlarge, mounted
 
 from sparring.experience import Fragment, wire
 from sparring.store.sqlite import SqliteStore
@@ -22,7 +23,7 @@ from sparring.store.sqlite import SqliteStore
 pytestmark = pytest.mark.real
 UPLOAD = f"/v1/games/{GAME.name}/fragments"
 # Imports once, then forks a platform per line: thirty starts of an interpreter would be most of the test's time.
-NURSERY = """
+FORK_SERVER = """
 import os, pathlib, sys
 from sparring.platform import up
 for line in sys.stdin:
@@ -34,10 +35,10 @@ for line in sys.stdin:
 """
 
 
-class Nursery:
+class ForkServer:
     def __init__(self) -> None:
         self._process = subprocess.Popen(
-            [sys.executable, "-c", NURSERY], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+            [sys.executable, "-c", FORK_SERVER], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
         )
         self._child: int | None = None
 
@@ -68,10 +69,10 @@ class Nursery:
 
 
 @pytest.fixture
-def nursery() -> Iterator[Nursery]:
-    nursery = Nursery()
-    yield nursery
-    nursery.close()
+def fork_server() -> Iterator[ForkServer]:
+    fork_server = ForkServer()
+    yield fork_server
+    fork_server.close()
 
 
 @contextlib.contextmanager
@@ -129,20 +130,20 @@ class Players:
                 self.unanswered[number] = self.batch()
 
 
-def test_killed_thirty_times_every_acknowledged_fragment_is_there_once(nursery: Nursery, tmp_path: Path) -> None:
+def test_killed_thirty_times_every_acknowledged_fragment_is_there_once(fork_server: ForkServer, tmp_path: Path) -> None:
     rng = random.Random(0)
     players = Players(3)
     with opened(tmp_path) as store:
         store.register(GAME)
     for _ in range(30):
-        port = nursery.start(tmp_path)
+        port = fork_server.start(tmp_path)
         before = len(players.acknowledged)
         with players.playing(port):
             end = time.monotonic() + 30
             while len(players.acknowledged) == before and not players.wrong and time.monotonic() < end:
                 time.sleep(0.001)
             time.sleep(rng.uniform(0, 0.1))  # not to wait for something: to be killed at any point of the work
-            assert nursery.stop(signal.SIGKILL) == -signal.SIGKILL
+            assert fork_server.stop(signal.SIGKILL) == -signal.SIGKILL
         assert not players.wrong
         assert len(players.acknowledged) > before
     with opened(tmp_path) as store:
@@ -160,19 +161,13 @@ def test_killed_thirty_times_every_acknowledged_fragment_is_there_once(nursery: 
 
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
-    place = tmp_path / "disk"
-    place.mkdir()
-    mount = ["mount", "-t", "tmpfs", "-o", "size=12m", "none", str(place)]
-    if os.geteuid() != 0 or subprocess.run(mount, capture_output=True, check=False).returncode != 0:
-        pytest.skip("only root can make a small disk")
-    yield place
-    subprocess.run(["umount", str(place)], check=True)
+    yield from mounted(tmp_path / "disk", "12m")
 
 
-def test_a_full_disk_is_507_and_uploads_go_on_when_there_is_room(small_disk: Path, nursery: Nursery) -> None:
+def test_a_full_disk_is_507_and_uploads_go_on_when_there_is_room(small_disk: Path, fork_server: ForkServer) -> None:
     with opened(small_disk) as store:
         store.register(GAME)
-    port = nursery.start(small_disk)
+    port = fork_server.start(small_disk)
     acknowledged: list[str] = []
     for _ in range(1000):
         batch = [fragment(1000) for _ in range(10)]
@@ -188,11 +183,11 @@ def test_a_full_disk_is_507_and_uploads_go_on_when_there_is_room(small_disk: Pat
         health.request("GET", "/healthz")
         assert health.getresponse().status == 503
     assert send(port, batch)[0] == 507  # and again: nothing of it was kept
-    subprocess.run(["mount", "-o", "remount,size=64m", str(small_disk)], check=True)
+    enlarge(small_disk, "64m")
     status, body = send(port, batch)
     assert (status, json.loads(body)["accepted"]) == (200, 10)
     acknowledged += [f.id for f in batch]
-    assert nursery.stop(signal.SIGTERM) == 0
+    assert fork_server.stop(signal.SIGTERM) == 0
     with opened(small_disk) as store:
         stored = [f.id for f in store.tail(GAME.name, limit=1_000_000).fragments]
     assert sorted(stored) == sorted(acknowledged)

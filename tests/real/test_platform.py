@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 import urllib3
+from servers import processes_with
 
 from sparring.platform import _Child, _kept
 
@@ -84,16 +85,7 @@ def settled(url: str) -> Any:
 
 def processes(data: Path) -> list[int]:
     """Of ours that name this data directory."""
-    found = []
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit():
-            try:
-                command = (entry / "cmdline").read_bytes()
-            except OSError:
-                continue
-            if str(data).encode() in command and b"sparring" in command:
-                found.append(int(entry.name))
-    return found
+    return processes_with(str(data), "sparring")
 
 
 def test_the_demo_makes_bots_good_and_cleans_up(tmp_path: Path) -> None:

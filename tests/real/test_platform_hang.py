@@ -12,6 +12,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from servers import processes_with
 
 from sparring.api import TrainerStatus
 from sparring.games import Box, Discrete, Game
@@ -47,16 +48,7 @@ class Site:
         until(lambda: words in self.terminal.read_text(), self.terminal.read_text)
 
     def trainers(self) -> list[int]:
-        found = []
-        for entry in Path("/proc").iterdir():
-            if entry.name.isdigit():
-                try:
-                    command = (entry / "cmdline").read_bytes()
-                except OSError:
-                    continue
-                if str(self.data).encode() in command and b"sparring.trainer.process" in command:
-                    found.append(int(entry.name))
-        return found
+        return processes_with(str(self.data), "sparring.trainer.process")
 
     def trainer(self, but: int = 0) -> int:
         """The one that runs, once it had its first look at the games."""

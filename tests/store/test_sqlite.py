@@ -26,18 +26,6 @@ from sparring.store.sqlite import writer as writer_module
 STORED = Outcome.STORED
 
 
-@pytest.fixture
-def path(tmp_path: Path) -> Path:
-    return tmp_path / "store.db"
-
-
-@pytest.fixture
-def store(path: Path) -> Iterator[SqliteStore]:
-    with closing(SqliteStore(path)) as store:
-        store.register(POLE)
-        yield store
-
-
 @contextmanager
 def raw(path: Path) -> Iterator[sqlite3.Connection]:
     with closing(sqlite3.connect(path, isolation_level=None, timeout=20)) as db:
@@ -63,9 +51,9 @@ def commits(path: Path) -> int:
 
 
 def checkpointed(db: sqlite3.Connection) -> bool:
-    """Whether all of the log is in the file now."""
-    _, frames, moved = db.execute("PRAGMA wal_checkpoint").fetchone()
-    return bool(frames == moved)
+    """Whether all of the log is in the file now. While somebody else is at it, SQLite answers (1, -1, -1)."""
+    busy, frames, moved = db.execute("PRAGMA wal_checkpoint").fetchone()
+    return not busy and bool(frames == moved)
 
 
 def eventually(condition: Callable[[], bool]) -> None:

@@ -12,6 +12,7 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
+from small_disks import enlarge, mounted
 from store_samples import MAZE, POLE, assert_counts, everything, fragment
 
 from sparring.errors import SparringError
@@ -169,13 +170,7 @@ def test_another_process_follows(tmp_path: Path) -> None:
 
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
-    place = tmp_path / "disk"
-    place.mkdir()
-    mount = ["mount", "-t", "tmpfs", "-o", "size=6m", "none", str(place)]
-    if os.geteuid() != 0 or subprocess.run(mount, capture_output=True, check=False).returncode != 0:
-        pytest.skip("only root can make a small disk")
-    yield place
-    subprocess.run(["umount", str(place)], check=True)
+    yield from mounted(tmp_path / "disk", "6m")
 
 
 def fill(store: SqliteStore, sent: list[Fragment]) -> None:
@@ -201,7 +196,7 @@ def test_a_full_disk_keeps_nothing_of_what_it_refuses_and_recovers(small_disk: P
         assert everything(store) == sent
         assert_counts(store)
 
-        subprocess.run(["mount", "-o", "remount,size=64m", str(small_disk)], check=True)
+        enlarge(small_disk, "64m")
         assert store.append(batch) == [Outcome.STORED] * 10
         assert store.submit(batch).result(20) == [Outcome.DUPLICATE] * 10
         sent += batch

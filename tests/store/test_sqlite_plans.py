@@ -1,28 +1,15 @@
 """How the SQLite store finds its rows: what is asked often never looks at all players, however many were made up."""
 
 import sqlite3
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 
-import pytest
-from store_samples import POLE, assert_counts, fragment
+from store_samples import assert_counts, fragment
 
 from sparring.store.sqlite import SqliteStore
 
 FORMAT_1 = Path(__file__).parent / "format-1.sql"
-
-
-@pytest.fixture
-def path(tmp_path: Path) -> Path:
-    return tmp_path / "store.db"
-
-
-@pytest.fixture
-def store(path: Path) -> Iterator[SqliteStore]:
-    with closing(SqliteStore(path)) as store:
-        store.register(POLE)
-        yield store
 
 
 def plan(store: SqliteStore, read: Callable[[], object]) -> list[str]:
