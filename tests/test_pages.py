@@ -36,6 +36,23 @@ def test_lines_can_be_read(page: Path) -> None:
             pytest.fail(f"line {number} has {len(line)} characters: python tests/wrapped_page.py {page.name}")
 
 
+@pages
+def test_tables_are_whole(page: Path) -> None:
+    """A table has a head, and as many cells in each row as in its head: else a forge shows it as text."""
+    tables: list[list[tuple[int, str]]] = [[]]
+    for number, line in prose(page):
+        if line.startswith("|"):
+            tables[-1].append((number, re.sub(r"`[^`]*`|\\\|", "", line)))
+        else:
+            tables.append([])
+    for table in filter(None, tables):
+        number, head = table[0]
+        assert len(table) > 2, f"line {number}: a table without rows"
+        assert re.fullmatch(r"\|([ :]*-+[ :]*\|)+", table[1][1]), f"line {number}: a table without a head"
+        for number, row in table:
+            assert row.count("|") == head.count("|"), f"line {number} has other cells than the table's head"
+
+
 def test_wrapping_keeps_what_a_page_says() -> None:
     page = (
         "# A heading that may be as long as it likes to be, because nobody can break it in two, nor should anybody\n\n"
