@@ -9,8 +9,9 @@ from wrapped_page import WIDEST, wrapped
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+GUIDES = [ROOT / name for name in ("CONTRIBUTING.md", "SECURITY.md", "CODE_OF_CONDUCT.md", "examples/README.md")]
 LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
-pages = pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+pages = pytest.mark.parametrize("page", [*PAGES, *GUIDES], ids=lambda page: str(page.relative_to(ROOT)))
 
 
 def prose(page: Path) -> Iterator[tuple[int, str]]:
