@@ -257,6 +257,8 @@ class Experiment(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         if not isinstance(data, dict):
             raise InputError("an experiment is a mapping with at least `game` and `algorithm`")
         refuse_sweep(data)
+        if isinstance(name := data.get("algorithm"), str):
+            raise InputError(f"algorithm is {name!r}: write {{name: {name}}}, with its hyperparameters beside the name")
         return convert(data, cls)
 
     def to_builtins(self) -> dict[str, Any]:
