@@ -112,6 +112,20 @@ def test_words_that_are_wrong(run: Callable[..., Result], words: tuple[str, ...]
     assert "Usage: sparring" in got.err
 
 
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ("algorithm=dqn", "algorithm is 'dqn': write {name: dqn}"),
+        ("game=3", "game: expected"),
+        ("algorithm.name=3", "algorithm.name is missing"),
+    ],
+)
+def test_changes_that_make_no_experiment(run: Callable[..., Result], change: str, says: str) -> None:
+    got = run("train", "CartPole-v1", "--set", change)
+    assert got.code == 2
+    assert says in got.err
+
+
 def test_the_installed_command_and_its_completion() -> None:
     done = subprocess.run([SPARRING, "--version"], capture_output=True, text=True, timeout=60, check=True)
     assert done.stdout == f"sparring {__version__}\n"

@@ -149,8 +149,9 @@ def experiment_of(target: str, algorithm: str | None, changes: list[str], out: P
         experiment = read(Path(target), changes)
     else:
         data = override({"game": target, "algorithm": {"name": algorithm}}, changes)
-        if data["algorithm"]["name"] is None:
-            data["algorithm"]["name"] = algorithms.default_for(catalog.load(data["game"]))
+        chosen, game = data["algorithm"], data["game"]  # `--set` may have made them anything: `parse` says so
+        if isinstance(chosen, dict) and chosen.get("name") is None and isinstance(game, str | dict):
+            chosen["name"] = algorithms.default_for(catalog.load(game))
         if data.get("source") != "store":
             data = {"stop": {"steps": 100_000}, "evaluation": {"every": 10}} | data
         experiment = Experiment.parse(data)
