@@ -30,7 +30,7 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     learning_starts: PositiveInt = 500  # steps of play before the first update
     updates_per_step: PositiveFloat = 0.25  # gradient steps per step of experience
     normalise: bool = True  # observations to mean 0, deviation 1, inside the policy
-    layers: tuple[Layer, ...] = (Dense(256), Dense(256))
+    layers: tuple[Layer, ...] = (Dense(256), Dense(256))  # the policy's
     # What the replay window asks every algorithm for; no reward is used here.
     gamma: ClassVar[float] = 0.0
     n_step: ClassVar[int] = 1

@@ -42,7 +42,7 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     updates_per_step: PositiveFloat = 0.25  # gradient steps per step of experience
     normalise: bool = True  # observations to mean 0, deviation 1, inside the policy
     layers: tuple[Layer, ...] = (Dense(256), Dense(256))  # of the policy: for Discrete, that is the critic
-    critic_layers: tuple[Layer, ...] = (Dense(256), Dense(256))  # (Box)
+    critic_layers: tuple[Layer, ...] = (Dense(256), Dense(256))  # the critics' (Box)
 
 
 class CQL(Algorithm):

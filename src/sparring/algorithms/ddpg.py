@@ -41,7 +41,7 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     updates_per_step: PositiveFloat = 1.0  # gradient steps per step of experience
     normalise: bool = True  # observations to mean 0, deviation 1, inside the policy
     layers: tuple[Layer, ...] = (Dense(256), Dense(256))  # the actor's
-    critic_layers: tuple[Layer, ...] = (Dense(256), Dense(256))
+    critic_layers: tuple[Layer, ...] = (Dense(256), Dense(256))  # the critic's
 
 
 class State(NamedTuple):

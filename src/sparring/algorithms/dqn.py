@@ -45,7 +45,7 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     duelling: bool = False  # separate value and advantage: helps where many actions are alike
     tau: Fraction = 0.01  # how fast the target network follows, per update
     imitation: NonNegativeFloat = 1.0  # weight of people's choices, where live play has some; 0: like any play
-    max_grad_norm: PositiveFloat = 10.0
+    max_grad_norm: PositiveFloat = 10.0  # a longer gradient is scaled down to this
     replay: PositiveInt = 100_000  # rows of the replay window
     learning_starts: PositiveInt = 500  # steps before the first update
     updates_per_step: PositiveFloat = 0.25  # gradient steps per step of experience
@@ -53,7 +53,7 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     exploration_final: Fraction = 0.01  # … and after
     exploration_steps: PositiveInt = 8_000  # this many steps of experience
     normalise: bool = True  # observations to mean 0, deviation 1, inside the policy
-    layers: tuple[Layer, ...] = (Dense(64), Dense(64))  # for vectors; see `algorithms.defaults`
+    layers: tuple[Layer, ...] = (Dense(64), Dense(64))  # for vectors; see docs/training.md, "The default network"
 
 
 # For Discrete observations, of which a network knows nothing but that they differ: a value for each of them and each

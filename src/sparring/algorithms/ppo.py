@@ -59,12 +59,12 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     target_kl: PositiveFloat | None = None  # stop an update once it moved the policy this far (nats); none: all epochs
     kl_coefficient: PositiveFloat | None = None  # penalty per nat that an update moves the policy, at first; none: none
     kl_target: PositiveFloat = 0.01  # nats; the penalty grows beyond twice this, and shrinks below half of it
-    max_grad_norm: PositiveFloat = 0.5
+    max_grad_norm: PositiveFloat = 0.5  # a longer gradient is scaled down to this
     max_ratio: PositiveFloat = 1.0  # V-trace's ρ̄ and c̄: how much a step of an older policy may count
     normalise: bool = True  # observations to mean 0, deviation 1, inside the policy
     scale_reward: bool = True  # rewards over the running deviation of their discounted sums
     initial_std: PositiveFloat = 0.6  # of a Box action at the start, whose bounds are ±1
-    layers: tuple[Layer, ...] = (Dense(64, "tanh"), Dense(64, "tanh"))
+    layers: tuple[Layer, ...] = (Dense(64, "tanh"), Dense(64, "tanh"))  # the policy's
     critic_layers: tuple[Layer, ...] | None = None  # of the value network; none: as many and as large as the policy's
     shared: bool = False  # the value is a second head on the policy's layers: half the work, for images
 

@@ -46,15 +46,14 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     tau: Fraction = 0.005  # how fast the target critics follow, per update
     temperature: PositiveFloat = 1.0  # α at the start: what a nat of entropy is worth in reward
     tune_temperature: bool = True  # move α so that the entropy stays near its target; false: α is a constant
-    # Nats. None: −1 per dimension of actions scaled to ±1 (paper, app. D), a part of log n for Discrete ones.
-    target_entropy: float | None = None
+    target_entropy: float | None = None  # nats; none: −1 per dimension (paper, app. D), half of log n for Discrete
     imitation: NonNegativeFloat = 1.0  # weight of people's actions, where live play has some; 0: like any play
     replay: PositiveInt = 1_000_000  # rows of the replay window
     learning_starts: PositiveInt = 1_000  # steps before the first update
     updates_per_step: PositiveFloat = 1.0  # gradient steps per step of experience
     normalise: bool = True  # observations to mean 0, deviation 1, inside the policy
     layers: tuple[Layer, ...] = (Dense(256), Dense(256))  # the actor's
-    critic_layers: tuple[Layer, ...] = (Dense(256), Dense(256))
+    critic_layers: tuple[Layer, ...] = (Dense(256), Dense(256))  # the critics'
 
 
 class State(NamedTuple):

@@ -35,11 +35,11 @@ FIXED = ("name", "normalise", "replay")  # of an algorithm: a checkpoint does no
 
 class Tune(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     samples: PositiveInt | None = None  # trials, for each point of the grid; none: 10, and 1 where all is a grid
-    scheduler: Literal["asha", "pbt", "none"] = "asha"
-    search: Literal["random", "optuna"] = "random"
+    scheduler: Literal["asha", "pbt", "none"] = "asha"  # which trials end early, or take over from better ones
+    search: Literal["random", "optuna"] = "random"  # how values are suggested
     parallel: PositiveInt | None = None  # trials at a time; none: as many as there is room for
     metric: str | None = None  # none: the evaluation's mean return, without evaluation that of recent episodes
-    mode: Literal["max", "min"] = "max"
+    mode: Literal["max", "min"] = "max"  # whether more of the metric is better, or less
     grace: PositiveInt | None = None  # of the budget (stop) until asha may stop a trial, or between pbt's copies
 
 
