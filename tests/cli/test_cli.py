@@ -389,6 +389,7 @@ def test_a_game_that_the_platform_does_not_have(
     assert (got.code, got.out) == (2, "")
     assert "there is no" in got.err
     assert name in got.err
+    assert "GET /v1" not in got.err
 
 
 def test_a_platform_without_games(run: Callable[..., Result], tmp_path: Path) -> None:

@@ -1,5 +1,7 @@
 """What commands share: options, examples, and asking a platform."""
 
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -10,6 +12,7 @@ from rich.console import Console
 from sparring.errors import InputError
 
 if TYPE_CHECKING:
+    from sparring.client.transports.http import HttpConnection
     from sparring.games import Game
 
 __all__ = [
@@ -66,25 +69,31 @@ def set_game(game: str | dict[str, Any], changes: list[str] | None) -> "Game":
 
 
 def get(server: str, kind: Any, *path: str, query: str = "") -> Any:
-    from sparring.client.transports.http import HttpConnection
-
-    connection = HttpConnection(server)
-    try:
+    with _asking(server) as connection:
         return connection.request("GET", *path, query=query).decode(kind)
-    finally:
-        connection.close()
 
 
 def change(server: str, method: str, *path: str, body: Any = None, query: str = "") -> Any:
     """A change may take a while: the store removes much in small pieces. `body`: a message, sent as JSON."""
+    text, headers = (None, None) if body is None else (msgspec.json.encode(body), {"Content-Type": "application/json"})
+    with _asking(server) as connection:
+        return connection.request(method, *path, body=text, headers=headers, timeout=600.0, query=query)
+
+
+@contextmanager
+def _asking(server: str) -> "Iterator[HttpConnection]":
+    from sparring.client.transports.base import Refused
     from sparring.client.transports.http import HttpConnection
 
-    connection = HttpConnection(server)
-    text, headers = (None, None) if body is None else (msgspec.json.encode(body), {"Content-Type": "application/json"})
-    try:
-        return connection.request(method, *path, body=text, headers=headers, timeout=600.0, query=query)
-    finally:
-        connection.close()
+    with closing(HttpConnection(server)) as connection:
+        try:
+            yield connection
+        except Refused as error:  # it names the request that helps: here a command does
+            said, asks, rest = str(error).partition(": see GET /v1/games")
+            if not asks:
+                raise
+            lists = f"models {rest.split('/')[1]}" if rest.startswith("/") else "games"
+            raise InputError(f"{said}: `sparring {lists}` lists those of {server}") from error
 
 
 def show(renderable: Any) -> None:
