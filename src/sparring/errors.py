@@ -1,6 +1,6 @@
 """Errors meant for people: what was asked, what was found, what to do. The CLI prints them without a stack trace."""
 
-__all__ = ["Busy", "GameError", "InputError", "SparringError", "Unrenderable"]
+__all__ = ["Busy", "GameError", "InputError", "NotInstalled", "SparringError", "Unrenderable"]
 
 
 class SparringError(Exception):
@@ -9,6 +9,10 @@ class SparringError(Exception):
 
 class InputError(SparringError):
     """The user's input is wrong: a game, a config, a file, an option. Exit code 2, HTTP 4xx."""
+
+
+class NotInstalled(InputError):
+    """A program or a library that this needs is not on this machine."""
 
 
 class Busy(SparringError):

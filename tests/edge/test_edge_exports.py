@@ -12,15 +12,17 @@ import numpy as np
 import pytest
 from recorded_play import record
 
-from sparring.edge import dataset, exporter
+from sparring.edge import comparison, dataset, exporter
 from sparring.edge.exporter import Wanted
+from sparring.edge.made_up import observations
 from sparring.errors import InputError
 from sparring.experiment import Checkpoints, Experiment, Stop
 from sparring.export import distil, formats, weights, whole_numbers
-from sparring.games import Box, Discrete, Game, MultiDiscrete, catalog
+from sparring.games import Box, Discrete, Game, MultiDiscrete, Space, catalog
+from sparring.networks import jax_policy
 from sparring.networks.plain import Plain, pixels
 from sparring.networks.policy import Policy
-from sparring.networks.spec import Categorical, Dense, Gaussian, QValues
+from sparring.networks.spec import Categorical, Dense, Gaussian, Head, QValues, Squashed
 from sparring.training import loop
 
 MakePolicy = Callable[..., Policy]
@@ -150,14 +152,93 @@ def test_what_is_refused_leaves_nothing(
     assert sorted(tmp_path.rglob("*")) == before
 
 
-def test_a_declared_game_is_calibrated_with_recorded_play(random_policy: MakePolicy, tmp_path: Path) -> None:
+def test_without_a_compiler_c_is_written_all_the_same(
+    cartpole: Policy, sparring: Sparring, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = saved(cartpole, tmp_path / "mine.safetensors")
+    monkeypatch.setenv("PATH", str(tmp_path))
+    code, out, _ = sparring("export", source, "--to", "c,onnx", "--out", "o", "--episodes", "0")
+    assert code == 0
+    assert "mine.c was not compared: there is no C compiler here to try the file with: install gcc" in out
+    (row,) = [line.split() for line in out.splitlines() if line.startswith("c ")]
+    assert row[-2:] == ["not", "compared"]
+    files = json.loads((tmp_path / "o" / "export.json").read_bytes())["files"]
+    assert "install gcc" in files["mine.c"]["not_compared"]
+    assert "comparison" not in files["mine.c"]
+    assert files["mine.onnx"]["comparison"]["agreement"] == 1
+    assert (tmp_path / "o" / "mine.c").read_bytes() == formats.render("c", cartpole, "mine")["mine.c"]
+
+
+def test_files_are_compared_with_the_policy_in_jax(
+    cartpole: Policy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """NumPy's form of a policy is a rendering as others are: one that errs is told."""
+    made, compile_outputs = [], jax_policy.compile_outputs
+    monkeypatch.setattr(jax_policy, "compile_outputs", lambda policy: made.append(policy) or compile_outputs(policy))
+    outputs = Policy.outputs
+    monkeypatch.setattr(Policy, "outputs", lambda policy, obs: outputs(policy, obs) + 1)
+    rows = exporter.export(cartpole, Wanted(["onnx", "safetensors"], "p", tmp_path, episodes=0))
+    differences = {name: row.comparison.float_difference for name, row in rows.items() if row.comparison is not None}
+    assert differences["p.onnx"] < 1e-5
+    assert differences["p.safetensors"] == pytest.approx(1, abs=1e-5)
+    assert made == [cartpole]  # once for all files
+
+
+@pytest.mark.parametrize(
+    ("observation", "action", "head"),
+    [
+        (Box((9, 8, 3), "uint8"), Discrete(3, start=2), QValues(duelling=True)),
+        (Box((5,)), MultiDiscrete((3, 5)), QValues(duelling=True)),
+        (Box((5,)), Box((2,), low=(-1.0, 0.0), high=(1.0, 9.0)), Gaussian(observed=True)),
+        (Box((5,)), Box((2,), low=-2.0, high=3.0), Squashed()),
+    ],
+)
+def test_what_is_expected_is_the_policys(
+    observation: Box, action: Space, head: Head, random_policy: MakePolicy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(comparison, "AT_ONCE", 7)
+    policy = random_policy(Game("g", observation, action), (Dense(8, "tanh"),), head)
+    obs = observations(policy, 17, np.random.default_rng(0))
+    expected = comparison.expect(policy, obs)
+    np.testing.assert_allclose(expected.outputs, policy.outputs(obs), rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(expected.action, policy.act(obs)[0], rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("calibrate", ["100", "play.npz"])
+def test_calibration_that_nothing_needs_is_said(
+    calibrate: str, cartpole: Policy, sparring: Sparring, tmp_path: Path
+) -> None:
+    source = saved(cartpole, tmp_path / "mine.safetensors")
+    np.savez(tmp_path / "play.npz", obs=SEEN[:200])
+    code, _, err = sparring("export", source, "--to", "onnx,c", "--calibrate", calibrate, "--out", "o")
+    assert (code, "is for whole numbers (onnx-int8, tflite-int8, c-int8)" in err) == (2, True), err
+    assert not (tmp_path / "o").exists()
+
+
+def test_a_declared_game_is_calibrated_with_recorded_play(
+    random_policy: MakePolicy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     policy = random_policy(Game("mine", Box((4,)), Discrete(3)), (Dense(8),), QValues())
     with pytest.raises(InputError, match="which cannot be played here: take recorded play"):
         exporter.export(policy, Wanted(["c-int8"], "p", tmp_path / "o"))
     assert not (tmp_path / "o").exists()
     dataset.save(dataset.Sample(policy.game, SEEN[:200], np.zeros(200, np.int32)), tmp_path / "d.npz")
-    found = exporter.export(policy, Wanted(["c-int8", "onnx"], "p", tmp_path / "o", calibrate=tmp_path / "d.npz"))
-    assert [row.observations for row in found.values()] == ["d.npz", "d.npz"]
+    seen: dict[str, np.ndarray] = {}
+    compare, render = exporter.compare, formats.render
+    monkeypatch.setattr(
+        exporter, "compare", lambda *given, **more: seen.update(held=given[2].obs) or compare(*given, **more)
+    )
+    monkeypatch.setattr(formats, "render", lambda *given: seen.update(used=given[3].calibration) or render(*given))
+    found = exporter.export(policy, Wanted(["onnx", "c-int8"], "p", tmp_path / "o", calibrate=tmp_path / "d.npz"))
+    assert [row.observations for row in found.values()] == ["the last 40 observations of d.npz"] * 2
+    assert found["p.int8.c"].calibration == "160 observations of d.npz"
+    np.testing.assert_array_equal(seen["used"], SEEN[:160])
+    np.testing.assert_array_equal(seen["held"], SEEN[160:200])
+    np.savez(tmp_path / "few.npz", obs=SEEN[:23])
+    with pytest.raises(
+        InputError, match=r"23 observations: 4 are kept to compare on, and 19 are too few .* give 25 or more"
+    ):
+        exporter.export(policy, Wanted(["c-int8"], "p", tmp_path / "n", calibrate=tmp_path / "few.npz"))
     floats = exporter.export(policy, Wanted(["onnx"], "p", tmp_path / "o"))
     assert floats["p.onnx"].observations.startswith("made up")
     assert floats["p.onnx"].comparison is not None

@@ -13,11 +13,10 @@ from sparring.errors import InputError
 from sparring.export import formats
 from sparring.export.formats import Runner
 from sparring.export.safetensors_file import PolicyRunner
-from sparring.games import Game, MultiDiscrete
+from sparring.games import Game
 from sparring.games.spec import Array
 from sparring.networks.plain import pixels
 from sparring.networks.policy import Policy
-from sparring.networks.spec import QValues, choices
 
 __all__ = ["RUNTIMES", "JaxRunner", "check", "coral_delegate", "open_runner"]
 
@@ -72,21 +71,9 @@ class JaxRunner:
     """The network as it learns, compiled for the first device of JAX; what is timed ends when its numbers are there."""
 
     def __init__(self, policy: Policy) -> None:
-        import jax
+        from sparring.networks.jax_policy import compile_outputs
 
-        from sparring.networks.functions import dense, normalise, q_values, torso
-
-        self._policy, head = policy, policy.head
-        sizes = choices(policy.game.action) if isinstance(policy.game.action, MultiDiscrete) else None
-        params: dict[str, Any] = dict(jax.device_put(policy.params))
-
-        @jax.jit
-        def outputs(x: jax.Array) -> jax.Array:
-            x = x.astype("float32") * (1 / 255) if x.dtype == "uint8" else x
-            hidden = torso(policy.layers, params, normalise(params, x))
-            return q_values(head, params, hidden, sizes) if isinstance(head, QValues) else dense(params, "head", hidden)
-
-        self._outputs = outputs
+        self._policy, self._outputs = policy, compile_outputs(policy)
 
     def prepare(self, obs: Array) -> Array:
         return pixels(self._policy.game, obs)

@@ -64,7 +64,7 @@ def export(
         found = write(policy, wanted, show)
     for name in found:
         typer.echo(str(out / name))
-    if any(row.comparison is not None for row in found.values()):
+    if any(row.comparison is not None or row.not_compared for row in found.values()):
         _show(found)
 
 
@@ -102,12 +102,14 @@ def _show(found: "Mapping[str, Exported]") -> None:
         table.add_row(
             row.format, f"{row.bytes:,}", f"{row.seconds:.1f}",
             "" if c is None or c.float_difference is None else f"{c.float_difference:.1e}",
-            "" if c is None or c.agreement is None else f"{c.agreement:.2%}",
+            "not compared" if c is None else "" if c.agreement is None else f"{c.agreement:.2%}",
             "" if c is None or c.action_error is None else f"{c.action_error:.3%}",
             "" if r is None else f"{r.file:,.1f}", "" if r is None else f"{r.policy:,.1f}",
         )  # fmt: skip
     show_whole(table)
     for name, row in found.items():
+        if row.not_compared is not None:
+            typer.echo(f"{name} was not compared: {row.not_compared}")
         if row.edge_tpu is not None:
             typer.echo(f"{name}: {row.edge_tpu.tpu} operators run on the Edge TPU, {row.edge_tpu.cpu} on the CPU")
 

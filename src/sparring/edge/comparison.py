@@ -11,11 +11,15 @@ from sparring.export.formats import Runner
 from sparring.export.whole_numbers import same_actions
 from sparring.games import Box, Game
 from sparring.games.spec import Array
+from sparring.networks.plain import pixels
 from sparring.networks.policy import Policy
 from sparring.networks.spec import scaling
 from sparring.training.evaluate import play, summary
 
-__all__ = ["Comparison", "OneByOne", "ReturnsOfBoth", "compare", "returns"]
+__all__ = ["Comparison", "Expected", "OneByOne", "ReturnsOfBoth", "compare", "expect", "returns"]
+
+
+AT_ONCE = 250  # observations: images are large
 
 
 class Comparison(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -59,10 +63,28 @@ class OneByOne:
         return np.array(self.runner.action(self.runner.run(self.runner.prepare(obs))))
 
 
-def compare(policy: Policy, runner: Runner, obs: Array, *, whole: bool) -> Comparison:
+@dataclass(frozen=True, eq=False)
+class Expected:
+    """What a policy does on observations, in JAX, as it learned: NumPy's form of it is no more than another file."""
+
+    obs: Array
+    outputs: Array
+    action: Array
+
+
+def expect(policy: Policy, obs: Array) -> Expected:
+    from sparring.networks.jax_policy import compile_outputs
+
+    run = compile_outputs(policy)
+    pieces = [obs[i : i + AT_ONCE] for i in range(0, len(obs), AT_ONCE)]
+    outputs = np.concatenate([np.asarray(run(pixels(policy.game, piece))) for piece in pieces])
+    return Expected(obs, outputs, policy.choose(outputs, None))
+
+
+def compare(policy: Policy, runner: Runner, held: Expected, *, whole: bool) -> Comparison:
     """:param whole: It is of whole numbers: its outputs are not the policy's."""
     actions, differences = [], []
-    expected, outputs = policy.act(obs)[0], policy.outputs(obs)
+    obs, outputs, expected = held.obs, held.outputs, held.action
     for i in range(len(obs)):
         found = runner.run(runner.prepare(obs[i : i + 1]))
         actions.append(np.array(runner.action(found)))

@@ -1,6 +1,7 @@
 """Observations from play: to calibrate whole numbers with, and to compare files of a policy with it. As an npz: `obs`
 (or `obs.FIELD` of a Dict), `action`, and the game's declaration."""
 
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from io import BytesIO
@@ -18,7 +19,7 @@ from sparring.networks.policy import Policy
 from sparring.networks.random_play import RandomPlay
 from sparring.store.protocol import Store
 
-__all__ = ["Sample", "played", "read", "recorded", "save"]
+__all__ = ["Sample", "check_place", "played", "read", "recorded", "save"]
 
 ABREAST = 8
 EXPLORING = 2  # environments of these that explore: what is seen after a slip is in the data as well
@@ -94,6 +95,19 @@ def _some(game: Game, obs: Array, action: Array, samples: int, rng: np.random.Ge
     return Sample(game, obs[kept], action[kept])
 
 
+def check_place(out: Path) -> None:
+    """Before minutes of work.
+
+    :param out: A directory to write into. It need not be there yet.
+    :raises InputError: nothing can be written there.
+    """
+    place = out
+    while not place.exists():
+        place = place.parent
+    if not place.is_dir() or not os.access(place, os.W_OK):
+        raise InputError(f"cannot write to {out}: {place} is {'not writable' if place.is_dir() else 'a file'}")
+
+
 def save(sample: Sample, path: Path) -> None:
     """:raises InputError: it cannot be written there."""
     names = sample.obs.dtype.names
@@ -137,6 +151,10 @@ def _column(path: Path, game: Game, found: dict[str, Array]) -> Array:
                 f"{path} has {name} as {array.dtype}{array.shape}, {game.name} has {element.base} of shape "
                 f"{('n', *element.shape)}"
             )
+        if len(array) == 0:
+            raise InputError(f"{path} has no observations: {name} is of length 0")
+        if array.dtype.kind == "f" and not np.isfinite(array).all():
+            raise InputError(f"{path} has NaN or infinity in {name}: leave such observations out")
     if not isinstance(space, Dict):
         return found["obs"]
     if len({len(found[name]) for name in names}) > 1:

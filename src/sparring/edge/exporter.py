@@ -2,7 +2,6 @@
 is written before all of it is there."""
 
 import contextlib
-import os
 import tempfile
 import time
 from collections.abc import Callable, Sequence
@@ -15,12 +14,14 @@ import numpy as np
 
 from sparring import __version__
 from sparring.edge import dataset
-from sparring.edge.comparison import Comparison, ReturnsOfBoth, compare, returns
+from sparring.edge.comparison import Comparison, Expected, ReturnsOfBoth, compare, expect, returns
 from sparring.edge.edge_tpu import Mapping, compiled
-from sparring.errors import InputError
+from sparring.errors import InputError, NotInstalled
 from sparring.export import formats
 from sparring.export.formats import Given
 from sparring.export.safetensors_file import PolicyRunner
+from sparring.export.whole_numbers import LEAST
+from sparring.games import Game
 from sparring.games.spec import Array
 from sparring.networks.plain import Value
 from sparring.networks.policy import Policy
@@ -45,6 +46,7 @@ class Exported(msgspec.Struct, frozen=True, omit_defaults=True):
     comparison: Comparison | None = None
     returns: ReturnsOfBoth | None = None
     edge_tpu: Mapping | None = None
+    not_compared: str | None = None  # why
 
 
 class Page(msgspec.Struct, frozen=True):
@@ -78,16 +80,18 @@ def export(
 
     :raises InputError: a format cannot hold the policy, there is too little to calibrate with, or no place to write.
     """
-    _check_place(wanted.out)
+    dataset.check_place(wanted.out)
+    _check_use(policy, wanted)
     if (why := policy.problem()) is not None:
         raise InputError(f"not exported: {why}")
-    held, where = _held_out(policy, wanted, on_progress)
+    obs, where = _held_out(policy, wanted, on_progress)
+    held = expect(policy, obs)
     files: dict[str, bytes] = {}
     found: dict[str, Exported] = {}
     calibration: tuple[Array | None, str | None] = None, None
     given = Given(wanted.value)
     for name in dict.fromkeys(wanted.formats):
-        whole = getattr(formats.find_format(name), "calibrated", False)
+        whole = _is_whole(name)
         if whole and calibration[0] is None:
             calibration = _calibration(policy, wanted, on_progress)
             given = Given(wanted.value, calibration[0], partial(_told, on_progress, "whole numbers"))
@@ -107,13 +111,19 @@ def _told(on_progress: Progress, name: str, words: str) -> None:
     on_progress(f"{name}: {words}", 0, 1)
 
 
-def _check_place(out: Path) -> None:
-    """Before minutes of work."""
-    place = out
-    while not place.exists():
-        place = place.parent
-    if not place.is_dir() or not os.access(place, os.W_OK):
-        raise InputError(f"cannot write to {out}: {place} is {'not writable' if place.is_dir() else 'a file'}")
+def _check_use(policy: Policy, wanted: Wanted) -> None:
+    """What is asked for is needed."""
+    whole = [name for name in wanted.formats if _is_whole(name)]
+    compares = isinstance(wanted.calibrate, Path) and policy.game.env is None  # it has the only play there is
+    if wanted.calibrate is not None and not whole and not compares:
+        names = ", ".join(name for name in formats.FORMATS if _is_whole(name))
+        raise InputError(
+            f"--calibrate is for whole numbers ({names}), {', '.join(wanted.formats)} has none: leave it out"
+        )
+
+
+def _is_whole(name: str) -> bool:
+    return bool(getattr(formats.find_format(name), "calibrated", False))
 
 
 def _held_out(policy: Policy, wanted: Wanted, on_progress: Progress) -> tuple[Array, str]:
@@ -124,7 +134,8 @@ def _held_out(policy: Policy, wanted: Wanted, on_progress: Progress) -> tuple[Ar
         )
         return sample.obs, "the policy's play"
     if isinstance(wanted.calibrate, Path):
-        return dataset.read(wanted.calibrate, policy.game)[-HELD_OUT:], str(wanted.calibrate.name)
+        held = _split(wanted.calibrate, policy.game)[1]
+        return held, f"the last {len(held)} observations of {wanted.calibrate.name}"
     return _made_up(policy), "made up: the game cannot be simulated"
 
 
@@ -135,10 +146,25 @@ def _made_up(policy: Policy) -> Array:
     return observations(policy, HELD_OUT, np.random.default_rng(HELD_OUT_SEED))
 
 
+def _split(path: Path, game: Game) -> tuple[Array, Array]:
+    """Of a game that cannot be simulated: to calibrate with, and the end of the file, to compare on."""
+    obs = dataset.read(path, game)
+    held = min(max(1, len(obs) // 5), HELD_OUT)
+    return obs[:-held], obs[-held:]
+
+
 def _calibration(policy: Policy, wanted: Wanted, on_progress: Progress) -> tuple[Array, str]:
     space = policy.game.observation
     if isinstance(wanted.calibrate, Path):
-        obs = dataset.read(wanted.calibrate, policy.game)
+        if policy.game.env is None:
+            obs, held = _split(wanted.calibrate, policy.game)
+            if len(obs) < LEAST:
+                raise InputError(
+                    f"{wanted.calibrate} has {len(obs) + len(held)} observations: {len(held)} are kept to compare on, "
+                    f"and {len(obs)} are too few to calibrate with: give {LEAST * 5 // 4} or more"
+                )
+        else:
+            obs = dataset.read(wanted.calibrate, policy.game)
         return obs, f"{len(obs)} observations of {wanted.calibrate.name}"
     count = wanted.calibrate or (CALIBRATION_IMAGES if len(feature_shape(space)) == 3 else CALIBRATION)
     sample = dataset.played(
@@ -148,7 +174,13 @@ def _calibration(policy: Policy, wanted: Wanted, on_progress: Progress) -> tuple
 
 
 def _compared(
-    policy: Policy, wanted: Wanted, name: str, made: dict[str, bytes], row: Exported, held: Array, on_progress: Progress
+    policy: Policy,
+    wanted: Wanted,
+    name: str,
+    made: dict[str, bytes],
+    row: Exported,
+    held: Expected,
+    on_progress: Progress,
 ) -> dict[str, Exported]:
     """Loaded from files, as whoever gets them does. Formats that cannot be loaded are listed alone."""
     first = next(iter(made))
@@ -156,7 +188,10 @@ def _compared(
         return {each: msgspec.structs.replace(row, bytes=len(data)) for each, data in made.items()}
     with tempfile.TemporaryDirectory() as folder:
         path = formats.write(made, Path(folder))[0]
-        runner = formats.load(path, policy.game, name)
+        try:
+            runner = formats.load(path, policy.game, name)
+        except NotInstalled as error:
+            return {first: msgspec.structs.replace(row, not_compared=str(error))}
         on_progress(f"{name}: comparing", 0, 1)
         row = msgspec.structs.replace(row, comparison=compare(policy, runner, held, whole=row.calibration is not None))
         if wanted.episodes and policy.game.env is not None and not isinstance(runner, PolicyRunner):

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from sparring.errors import InputError
+from sparring.errors import InputError, NotInstalled
 from sparring.export.given import Given
 from sparring.games import Game
 from sparring.games.spec import Array
@@ -87,7 +87,7 @@ class CRunner:
 def _compiled(path: Path) -> ctypes.CDLL:
     compiler = shutil.which("gcc") or shutil.which("cc")
     if compiler is None:
-        raise InputError("there is no C compiler here to try the file with: install gcc")
+        raise NotInstalled("there is no C compiler here to try the file with: install gcc")
     with tempfile.TemporaryDirectory() as folder:  # a library stays loaded when its file is gone
         library = Path(folder) / "policy.so"
         done = subprocess.run(

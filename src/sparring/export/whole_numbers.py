@@ -123,7 +123,7 @@ def whole(plain: Plain, calibration: Array | None, on_progress: Callable[[str], 
 
 
 def checked(game: Game, calibration: Array | None) -> Array:
-    """:raises InputError: there are too few, or they are of another game."""
+    """:raises InputError: there are too few, they are of another game, or some are no numbers."""
     if calibration is None or len(calibration) < LEAST:
         count = 0 if calibration is None else len(calibration)
         raise InputError(f"{count} observations are too few to calibrate whole numbers: give at least {LEAST}")
@@ -132,6 +132,10 @@ def checked(game: Game, calibration: Array | None) -> Array:
         raise InputError(
             f"the calibration data are {calibration.dtype}{calibration.shape[1:]}, observations of "
             f"{game.name} are {element.base}{element.shape}"
+        )
+    if not np.isfinite(pixels(game, calibration)).all():
+        raise InputError(
+            f"the calibration data of {game.name} have NaN or infinity in them: leave such observations out"
         )
     return calibration
 
