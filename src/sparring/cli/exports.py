@@ -8,13 +8,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from sparring.cli.options import show_whole
-from sparring.cli.training import DEFAULT_REGISTRY, RegistryOption, TargetArgument, progress
+from sparring.cli.options import GameOption, set_game, show_whole
+from sparring.cli.training import DEFAULT_REGISTRY, RegistryOption, TargetArgument, changed, progress
 from sparring.errors import InputError
 
 if TYPE_CHECKING:
     from sparring.edge.dataset import Sample
     from sparring.edge.exporter import Exported
+    from sparring.games import Game
     from sparring.networks.policy import Policy
 
 __all__ = ["dataset", "export"]
@@ -144,29 +145,48 @@ def dataset(
     ] = None,
     game: Annotated[str | None, typer.Option(metavar="NAME", help="Of a store: whose play.")] = None,
     seed: Annotated[int, typer.Option(min=0, help="Of what is played, or drawn from a store.")] = 0,
+    changes: GameOption = None,
     registry: RegistryOption = DEFAULT_REGISTRY,
 ) -> None:
     """Write observations and actions of play, to calibrate or to compare with (`sparring export --calibrate`)."""
     from sparring.edge import dataset as data
-    from sparring.games import catalog
-    from sparring.policies import load_policy
     from sparring.runs.run import find_run
 
-    if out.suffix != ".npz":
-        raise InputError(f"{out}: name it .npz")
-    run = find_run(source)
-    if run is None and _is_store(source):
-        if policy is not None:
-            raise InputError("--policy is who plays; a store has play already")
+    if out.suffix != ".npz" or out.is_dir():
+        raise InputError(f"{out}{' is a directory' if out.is_dir() else ''}: name a file that ends in .npz")
+    data.check_place(out.parent)
+    if find_run(source) is None and _is_store(source):
+        if policy is not None or changes:
+            raise InputError("--policy and --set are for play here; a store has play already")
         sample = _recorded(source, game, samples, seed)
     else:
-        player = policy or (source if run is not None else "random")
-        actor: Policy | None = None if player == "random" else load_policy(player, registry)
-        spec = actor.game if actor is not None else run[0].policy().game if run is not None else catalog.load(source)
+        if game is not None:
+            raise InputError(f"--game {game} is for stores: {source} is none")
+        spec, actor = _played(source, policy, changes, registry)
         with _words("playing") as show:
             sample = data.played(spec, actor, samples, seed, lambda done, total: show("", done, total))
     data.save(sample, out)
     typer.echo(f"{out}: {len(sample.obs)} observations of {sample.game.name}")
+
+
+def _played(source: str, player: str | None, changes: list[str] | None, registry: str) -> "tuple[Game, Policy | None]":
+    """The game of an id or a run, and who plays; None: at random."""
+    from sparring.games import compatible
+    from sparring.policies import load_policy
+    from sparring.runs.run import find_run
+
+    if find_run(source) is None:
+        game = set_game(source, changes)
+        player = player or "random"
+    else:
+        game = changed(load_policy(source, registry).game, changes)
+        player = player or source
+    if player == "random":
+        return game, None
+    actor = load_policy(player, registry)
+    if (why := compatible.difference(actor.game, game)) is not None:
+        raise InputError(f"{player} does not play {game.name}: {why}")
+    return game, actor
 
 
 def _is_store(source: str) -> bool:

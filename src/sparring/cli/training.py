@@ -25,6 +25,7 @@ __all__ = [
     "DEFAULT_REGISTRY",
     "RegistryOption",
     "TargetArgument",
+    "changed",
     "evaluate",
     "plot",
     "progress",
@@ -176,7 +177,7 @@ def evaluate(
     policy = load_policy(target, registry)
     if env is not None:
         policy = replace(policy, game=_simulated(policy.game, env))
-    policy = replace(policy, game=_set(policy.game, changes))
+    policy = replace(policy, game=changed(policy.game, changes))
     with progress("playing", episodes) as show:
         played = play(
             policy, episodes, seed, explore=explore, on_episode=lambda ended: show(ended, f"{ended} episodes")
@@ -198,7 +199,7 @@ def record(
     from sparring.runs import video
 
     policy = load_policy(target, registry)
-    policy = replace(policy, game=_set(policy.game, changes))
+    policy = replace(policy, game=changed(policy.game, changes))
     out = out or _video(target)
     with progress("recording", episodes) as show:
         returns = video.record(
@@ -361,7 +362,7 @@ def _simulated(game: "Game", env: str) -> "Game":
     return msgspec.structs.replace(game, env=env, env_kwargs=msgspec.UNSET)
 
 
-def _set(game: "Game", changes: list[str] | None) -> "Game":
+def changed(game: "Game", changes: list[str] | None) -> "Game":
     """The game with its simulator set to something else, if a policy of it plays that."""
     from sparring.games import compatible
 
