@@ -11,8 +11,8 @@ from onnx import TensorProto, helper, numpy_helper
 from test_onnx import ACTIONS, OBSERVATIONS, layers_for, observe
 
 from sparring.errors import InputError
-from sparring.export import c, c_file, formats, tflite, whole_numbers
-from sparring.games import Box, Dict, Discrete, Game
+from sparring.export import c, c_file, distil, formats, tflite, whole_numbers
+from sparring.games import Box, Dict, Discrete, Game, MultiDiscrete
 from sparring.networks.plain import Plain, Value, decide, evaluate, pixels
 from sparring.networks.policy import Policy
 from sparring.networks.spec import Conv, Dense, QValues
@@ -97,11 +97,15 @@ def test_whole_numbers_are_what_litert_computes(
     assert whole_numbers.same_actions(game, np.concatenate(actions), policy.act(obs)[0]) > 0.9
 
 
-@pytest.mark.parametrize(
-    ("observation", "action", "activation"),
-    [("frames", "q", "relu"), ("vector", "q_parts", "tanh"), ("dict", "q", "silu"),
-     ("vector", "squashed_matrix", "silu"), ("vector", "gaussian_half", "relu"), ("discrete", "q", "linear")],
-)  # fmt: skip
+def whole_cases() -> list[Any]:
+    """Every case with tanh; other activations with some of them; an image with actions that are numbers."""
+    more = [("frames", "q", "relu"), ("dict", "q", "silu"), ("vector", "squashed_matrix", "silu"),
+            ("vector", "gaussian_half", "relu"), ("discrete", "q", "linear"), ("image", "gaussian", "silu"),
+            ("frames", "squashed", "tanh"), ("image", "gaussian_float64", "relu")]  # fmt: skip
+    return [pytest.param(*case.values, "tanh", id=f"{case.id}-tanh") for case in cases()] + more
+
+
+@pytest.mark.parametrize(("observation", "action", "activation"), whole_cases())
 def test_c_in_whole_numbers_is_the_same_arithmetic(
     observation: str,
     action: str,
@@ -122,8 +126,12 @@ def test_c_in_whole_numbers_is_the_same_arithmetic(
     for obs in np.split(observe(game.observation, rng, 40), 40):
         found = runner.run(runner.prepare(obs))
         expected = rounded.outputs(pixels(game, obs))["outputs"]
-        np.testing.assert_allclose(runner.outputs(found), expected, atol=1.1 * step)
-        assert runner.action(found).dtype == game.action.element.base
+        out = runner.outputs(found)
+        np.testing.assert_allclose(out, expected, atol=1.1 * step)
+        assert out is not None
+        chosen, greedy = runner.action(found), decide(game, out, rounded.bound)
+        assert (chosen.dtype, chosen.shape) == (greedy.dtype, greedy.shape)
+        np.testing.assert_allclose(chosen, greedy, rtol=1e-6, atol=1e-6)
 
 
 @pytest.mark.parametrize(("observation", "action"), cases())
@@ -159,9 +167,22 @@ def test_whole_numbers_have_operators_of_the_edge_tpu_alone(
     assert {names[code.builtinCode] for code in model.operatorCodes} <= set(tflite.EDGE_TPU)
     (graph,) = model.subgraphs
     assert all(graph.tensors[i].type == s.TensorType.INT8 for i in (*graph.inputs, *graph.outputs))
-    for operator in graph.operators:  # the compiler takes dense layers with one scale for all weights
-        if names[model.operatorCodes[operator.opcodeIndex].builtinCode] == "FULLY_CONNECTED":
-            assert len(graph.tensors[operator.inputs[1]].quantization.scale) == 1
+    for operator in graph.operators:
+        name = names[model.operatorCodes[operator.opcodeIndex].builtinCode]
+        assert_taken(name, [graph.tensors[i] for i in operator.inputs], graph.tensors[operator.outputs[0]], model)
+
+
+def assert_taken(name: str, given: list[Any], made: Any, model: Any) -> None:
+    """What the compiler's page (coral.ai/docs/edgetpu/models-intro) asks of operators beyond their names. A MEAN over
+    numbers wants a multiple of four of them: there is none (`tflite.EDGE_TPU`)."""
+    assert max(len(tensor.shape) for tensor in given) <= 4
+    assert all(tensor.shape[0] == 1 for tensor in (made, given[0]))
+    if name == "FULLY_CONNECTED":  # one scale for all weights, and a vector of outputs
+        assert len(given[1].quantization.scale) == 1
+        assert len(made.shape) == 2
+    if name == "PAD":  # of rows and columns only
+        pads = model.buffers[given[1].buffer].data.view(np.int32).reshape(-1, 2)
+        assert not pads[[0, -1]].any()
 
 
 @pytest.mark.parametrize("name", VALUED)
@@ -180,6 +201,48 @@ def test_the_value_of_a_state(name: str, shares: bool, random_policy: MakePolicy
     np.testing.assert_allclose(
         runner.value(runner.run(runner.prepare(obs))), critic.outputs(obs)[0, 0], rtol=1e-4, atol=1e-5
     )
+
+
+@pytest.mark.parametrize("form", ["tflite-int8", "c-int8"])
+@pytest.mark.parametrize("shares", [True, False])
+def test_the_value_of_a_state_in_whole_numbers(
+    form: str, shares: bool, random_policy: MakePolicy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The ranges that suit the actions best would clip it."""
+    monkeypatch.setattr(whole_numbers, "WANTED", 0.0)
+    monkeypatch.setattr(whole_numbers, "HIDDEN_SHARES", (1.0,) if shares else (0.45,))
+    game, rng = Game("g", Box((4,)), Discrete(4)), np.random.default_rng(1)
+    layers = (Dense(16, "tanh"), Dense(16, "relu"))
+    policy = random_policy(game, layers, QValues())
+    other = random_policy(Game("g", game.observation, Discrete(1)), layers, QValues(), normalised=False, seed=5)
+    params = policy.params | {k: other.params[k] for k in ("head.w", "head.b")} if shares else other.params
+    value = Value(None if shares else layers, params)
+    given = formats.Given(value=value, calibration=observe(game.observation, rng, 1000))
+    (path,) = formats.write(formats.render(form, policy, "p", given), tmp_path)
+    runner, obs = formats.load(path, game), observe(game.observation, rng, 100)
+    found = np.array([runner.value(runner.run(runner.prepare(row))) for row in np.split(obs, len(obs))])
+    expected = Policy(other.game, layers, QValues(), {**policy.params, **params}).outputs(obs)[:, 0]
+    assert np.abs(found - expected).mean() < 0.02 * np.ptp(expected)
+    assert np.abs(found - expected).max() < 0.08 * np.ptp(expected)
+
+
+def test_the_value_stays_when_weights_are_tuned(random_policy: MakePolicy, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of layers that it shares with the policy, the actions alone would make something else."""
+    monkeypatch.setattr(whole_numbers, "WANTED", 0.0)
+    game, rng, layers = (
+        Game("g", Box((4,)), MultiDiscrete((5, 4, 6))),
+        np.random.default_rng(1),
+        (Dense(16, "tanh"),) * 2,
+    )
+    policy = random_policy(game, layers, QValues())
+    other = random_policy(Game("g", game.observation, Discrete(1)), layers, QValues(), seed=5)
+    plain = Plain.of(policy, Value(None, {k: other.params[k] for k in ("head.w", "head.b")}))
+    seen = observe(game.observation, rng, 2000)
+    tuned = distil.tune(whole_numbers.whole(plain, seen), pixels(game, seen), lambda words: None)
+    x = pixels(game, observe(game.observation, rng, 500))
+    _, expected = evaluate(plain, x)
+    assert expected is not None
+    assert np.abs(tuned.outputs(x)["value"][:, 0] - expected).mean() < 0.008 * np.ptp(expected)
 
 
 def test_what_cannot_be_loaded_is_said(random_policy: MakePolicy, tmp_path: Path) -> None:

@@ -186,10 +186,6 @@ def _float_op(tape: Tape, i: int, op: Op) -> list[str]:
             one = int(np.prod(tape.shapes[op.inputs[1]])) == 1
             lines = [f"{each} {x} * {given[1]}[{'0' if one else 'i'}];"]
             return [*lines, f"for (i = 0; i < {size}; i++) if ({out}[i] < 0.0f) {out}[i] = 0.0f;"] if op.relu else lines
-        case "mean":
-            n = int(np.prod(tape.shapes[op.inputs[0]]))
-            return ["{", "    float sum = 0.0f;", f"    for (i = 0; i < {n}; i++) sum += {x};",
-                    f"    {out}[0] = sum / {n}.0f + {_number(op.epsilon)};", "}"]  # fmt: skip
         case "rsqrt":
             return [f"{out}[0] = 1.0f / sqrtf({given[0]}[0]);"]
 
@@ -270,11 +266,6 @@ def _whole_op(whole: Whole, i: int, op: Op) -> list[str]:
         small = op._replace(w=made.w)
         less = f" - ({forms[op.inputs[0]].zero})"
         return (_dense if op.kind == "dense" else _conv)(tape, i, small, given[0], "int32_t", bias, result, less)
-    if op.kind == "mean":
-        n = int(np.prod(tape.shapes[op.inputs[0]]))
-        mean = f"(sum / {n}.0f + {_number(op.epsilon)}) / {_number(scale)} + {zero}"
-        return ["{", "    float sum = 0.0f;", f"    for (i = 0; i < {n}; i++) sum += {x};",
-                f"    {out}[0] = whole({mean});", "}"]  # fmt: skip
     if op.kind == "multiply":
         one = int(np.prod(tape.shapes[op.inputs[1]])) == 1
         form = forms[op.inputs[1]]

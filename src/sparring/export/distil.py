@@ -28,8 +28,8 @@ SHARP = 16.0  # how much the preferences of the policy are sharpened: what wins 
 def tune(found: Whole, x: Array, on_progress: Callable[[str], object]) -> Whole:
     """The best of what it was and of a few looks on the way."""
     on_progress("the rounded policy is tuned to play like the policy")
-    targets, start = _targets(found, x), found.into(x)
-    params = {i: (jnp.asarray(found.tape.ops[i].w), jnp.asarray(found.tape.ops[i].b)) for i in found.weights}
+    (targets, values), start = _targets(found, x), found.into(x)
+    params = {i: (jnp.asarray(op.w), jnp.asarray(op.b)) for i, op in enumerate(found.tape.ops) if _is_tuned(op)}
     steps = STEPS_IMAGES if found.plain.image else STEPS
     optimiser = optax.adam(optax.cosine_decay_schedule(RATE, steps))
     step = _stepper(found, optimiser)
@@ -37,7 +37,7 @@ def tune(found: Whole, x: Array, on_progress: Callable[[str], object]) -> Whole:
     batch = IMAGES if found.plain.image else BATCH
     for i in range(1, steps + 1):
         rows = rng.integers(0, len(x), min(batch, len(x)))
-        params, state = step(params, state, start[rows], targets[rows])
+        params, state = step(params, state, start[rows], targets[rows], None if values is None else values[rows])
         if i % (steps // CHECKS) == 0:
             tried = _with(found, params)
             best = max(best, (agreement(tried, x), tried), key=lambda each: each[0])
@@ -45,14 +45,20 @@ def tune(found: Whole, x: Array, on_progress: Callable[[str], object]) -> Whole:
     return best[1]
 
 
-def _targets(found: Whole, x: Array) -> Array:
-    """What the outputs shall be like: probabilities of choices, or actions in ±1."""
+def _is_tuned(op: Op) -> bool:
+    return op.w is not None and not op.fixed
+
+
+def _targets(found: Whole, x: Array) -> tuple[Array, Array | None]:
+    """What the outputs shall be like: probabilities of choices, or actions in ±1. And the values, where it has any."""
     exact = found.exact
-    out = np.concatenate([evaluate(exact, some)[0] for some in np.array_split(x, -(-len(x) // IMAGES))])
+    pieces = [evaluate(exact, some) for some in np.array_split(x, -(-len(x) // IMAGES))]
+    out = np.concatenate([piece[0] for piece in pieces])
+    values = np.concatenate([piece[1] for piece in pieces if piece[1] is not None]) if exact.value else None
     if exact.bound != "argmax":
-        return np.tanh(out) if exact.bound == "tanh" else out
+        return np.tanh(out) if exact.bound == "tanh" else out, values
     form = found.forms[found.tape.outputs["outputs"]]
-    return np.asarray(_likely(found, jnp.asarray(out), form.scale * 255))
+    return np.asarray(_likely(found, jnp.asarray(out), form.scale * 255)), values
 
 
 def _likely(found: Whole, out: Any, span: float) -> Any:
@@ -64,19 +70,27 @@ def _stepper(found: Whole, optimiser: Any) -> Any:
     tape, forms, number = found.tape, found.forms, found.tape.outputs["outputs"]
     box, span = isinstance(found.exact.game.action, Box), forms[number].scale * 255
 
-    def loss(params: Any, start: Any, targets: Any) -> Any:
-        weights: list[Any] = [(None, None)] * len(tape.ops)
+    def value_loss(tensors: list[Any], values: Any) -> Any:
+        """Layers that it shares with the policy are tuned, too."""
+        if values is None:
+            return 0.0
+        place = tape.outputs["value"]
+        return jnp.square((tensors[place][:, 0] - values) / (forms[place].scale * 255)).mean()
+
+    def loss(params: Any, start: Any, targets: Any, values: Any) -> Any:
+        weights: list[Any] = [(op.w, op.b) for op in tape.ops]
         for i, (w, b) in params.items():
             weights[i] = _through(w, _snapped(tape.ops[i], w)), b
         x = (start.astype(jnp.float32) - forms[0].zero) * np.float32(forms[0].scale)
-        out = tapes.run(tape, x, jnp, weights, lambda i, v: _through(v, snap(jnp, v, forms[i])))[number]
+        tensors = tapes.run(tape, x, jnp, weights, lambda i, v: _through(v, snap(jnp, v, forms[i])))
+        out, valued = tensors[number], value_loss(tensors, values)
         if box:
-            return jnp.square(out - targets).mean()
-        return -(targets * jnp.log(_likely(found, out, span) + 1e-6)).sum(-1).mean()
+            return jnp.square(out - targets).mean() + valued
+        return -(targets * jnp.log(_likely(found, out, span) + 1e-6)).sum(-1).mean() + valued
 
     @jax.jit
-    def step(params: Any, state: Any, start: Any, targets: Any) -> Any:
-        grads = jax.grad(loss)(params, start, targets)
+    def step(params: Any, state: Any, start: Any, targets: Any, values: Any) -> Any:
+        grads = jax.grad(loss)(params, start, targets, values)
         updates, state = optimiser.update(grads, state)
         return optax.apply_updates(params, updates), state
 

@@ -21,16 +21,16 @@ __all__ = ["EDGE_TPU", "MISSING", "render", "render_whole", "schema"]
 
 MISSING = "TFLite files need LiteRT: pip install 'sparring[edge]'"
 # What Google's compiler for the Edge TPU takes (coral.ai/docs/edgetpu/models-intro), of what we write.
-EDGE_TPU = ("CONV_2D", "FULLY_CONNECTED", "LOGISTIC", "MEAN", "MUL", "PAD", "RELU", "RESHAPE", "RSQRT", "TANH")
+EDGE_TPU = ("CONV_2D", "FULLY_CONNECTED", "LOGISTIC", "MUL", "PAD", "RELU", "RESHAPE", "RSQRT", "TANH")
 # Versions of operators, without and with whole numbers: runtimes refuse a newer one, and misread an older one.
 VERSIONS = {
     "ADD": (1, 2), "ARG_MAX": (1, 2), "CAST": (1, 1), "CONV_2D": (1, 3), "FULLY_CONNECTED": (1, 4), "LOGISTIC": (1, 2),
-    "MAXIMUM": (1, 2), "MEAN": (1, 2), "MINIMUM": (1, 2), "MUL": (1, 2), "PACK": (1, 2), "PAD": (1, 2),
+    "MAXIMUM": (1, 2), "MINIMUM": (1, 2), "MUL": (1, 2), "PACK": (1, 2), "PAD": (1, 2),
     "RELU": (1, 2), "RESHAPE": (1, 1), "RSQRT": (1, 2), "SLICE": (1, 2), "TANH": (1, 2),
 }  # fmt: skip
 NAMES = {
     "dense": "FULLY_CONNECTED", "conv": "CONV_2D", "reshape": "RESHAPE", "relu": "RELU", "tanh": "TANH",
-    "sigmoid": "LOGISTIC", "multiply": "MUL", "mean": "MEAN", "rsqrt": "RSQRT",
+    "sigmoid": "LOGISTIC", "multiply": "MUL", "rsqrt": "RSQRT",
 }  # fmt: skip
 TYPES = {name: name.upper() for name in ("float32", "int8", "uint8", "int32")}
 
@@ -123,12 +123,7 @@ def _write(file: "File", tape: Tape, places: dict[int, int], whole: Whole | None
             given = [_padded(file, tape, op, given[0], whole), *_constants(file, i, op, whole)]
         elif op.kind == "reshape":
             given.append(file.constant(np.array([1, *shape], np.int32)))
-        elif op.kind == "mean":
-            given.append(file.constant(np.array([len(shape)], np.int32)))
         places[op.output] = file.op(NAMES[op.kind], given, shape, made, form, **_options(tape, op))
-        if op.kind == "mean" and whole is None:
-            epsilon = file.constant(np.array([op.epsilon], np.float32))
-            places[op.output] = file.op("ADD", [places[op.output], epsilon], shape)
     return places
 
 
@@ -136,8 +131,6 @@ def _options(tape: Tape, op: Op) -> dict[str, Any]:
     if op.kind == "conv":
         same = op.pads == _same(tape.shapes[op.inputs[0]], op)
         return {"relu": op.relu, "stride": op.stride, "same": same and any(map(any, op.pads))}
-    if op.kind == "mean":
-        return {"keepDims": True}
     return {"relu": op.relu} if op.kind in ("dense", "multiply") else {}
 
 
@@ -240,8 +233,6 @@ class File:
             made.padding = s.Padding.SAME if options["same"] else s.Padding.VALID
         if options.get("relu"):
             made.fusedActivationFunction = s.ActivationFunctionType.RELU
-        if name == "MEAN":
-            made.keepDims = options["keepDims"]
         if name == "PACK":
             made.valuesCount, made.axis = options["values"], options["axis"]
         if name == "ARG_MAX":
@@ -276,7 +267,7 @@ class File:
 
 OPTIONS = {
     "ADD": "AddOptions", "ARG_MAX": "ArgMaxOptions", "CAST": "CastOptions", "CONV_2D": "Conv2DOptions",
-    "FULLY_CONNECTED": "FullyConnectedOptions", "MAXIMUM": "MaximumMinimumOptions", "MEAN": "ReducerOptions",
+    "FULLY_CONNECTED": "FullyConnectedOptions", "MAXIMUM": "MaximumMinimumOptions",
     "MINIMUM": "MaximumMinimumOptions", "MUL": "MulOptions", "PACK": "PackOptions", "PAD": "PadOptions",
     "RESHAPE": "ReshapeOptions", "SLICE": "SliceOptions",
 }  # fmt: skip

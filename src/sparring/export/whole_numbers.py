@@ -236,16 +236,17 @@ def round_policy(
     forms = [folded.form]
     for op in tape.ops:
         low, high = seen[op.output]
+        kept = hidden if op.output < out else 1.0  # what comes after is the value's, of which actions tell nothing
         if op.kind == "reshape":
             forms.append(forms[op.inputs[0]])
         elif op.kind in FIXED:
             forms.append(FIXED[op.kind])
         elif any(later.kind == "tanh" and op.output in later.inputs for later in tape.ops):
-            forms.append(_form(max(low * hidden, -FARTHEST_TANH), min(high * hidden, FARTHEST_TANH)))
+            forms.append(_form(max(low * kept, -FARTHEST_TANH), min(high * kept, FARTHEST_TANH)))
         elif op.output == out:
             forms.append(_output_form(folded.plain, low * share, high * share))
         else:
-            forms.append(_form(low * hidden, high * hidden))
+            forms.append(_form(low * kept, high * kept))
     return Whole(exact, folded.plain, tape, folded.factor, folded.shift, forms, weights_of(tape, forms))
 
 
