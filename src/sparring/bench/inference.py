@@ -13,7 +13,7 @@ import numpy as np
 from sparring.bench import placing, runtimes
 from sparring.bench.child import Died, open_child
 from sparring.bench.timed_play import Order, Result
-from sparring.edge import dataset
+from sparring.edge import dataset, edge_tpu
 from sparring.errors import InputError, Unrenderable
 from sparring.experiment import override
 from sparring.export import formats, weights
@@ -143,6 +143,8 @@ def measure_all(
 
     :param folder: For the lines and observations of each.
     """
+    if any(model.policy is not None and "coral" in model.runtimes(asked) for model in models):
+        edge_tpu.require_compiler()
     found: list[Measured] = []
     for model in models:
         names = model.runtimes(asked)
@@ -184,7 +186,11 @@ def _order(
                 on_progress(f"{model.name}: playing to calibrate {each.runtime}")
                 play = dataset.played(model.policy.game, model.policy, settings.calibrate, settings.seed).obs
             given = Given(calibration=play, on_progress=on_progress)
-            (file,) = formats.write(formats.render(form, model.policy, "policy", given), files)[:1]
+            made = formats.render(form, model.policy, "policy", given)
+            if each.runtime == "coral":
+                (source,) = made.items()
+                made, _ = edge_tpu.compiled(*source) or (made, None)
+            (file,) = formats.write(made, files)[:1]
             each.export_s = time.perf_counter() - began
     if file is not None:
         each.file_bytes = file.stat().st_size

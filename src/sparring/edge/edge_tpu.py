@@ -8,9 +8,10 @@ from pathlib import Path
 
 import msgspec
 
-from sparring.errors import SparringError
+from sparring.errors import NotInstalled, SparringError
+from sparring.export.tflite import carry_about
 
-__all__ = ["COMPILER", "Mapping", "compiled"]
+__all__ = ["COMPILER", "Mapping", "compiled", "require_compiler"]
 
 COMPILER = "edgetpu_compiler"
 LONGEST = 300.0  # seconds
@@ -22,6 +23,15 @@ class Mapping(msgspec.Struct, frozen=True):
 
     tpu: int
     cpu: int
+
+
+def require_compiler() -> None:
+    """:raises NotInstalled: it is not on the path."""
+    if shutil.which(COMPILER) is None:
+        raise NotInstalled(
+            f"the Edge TPU runs only files that {COMPILER} has compiled, which is not on the path: install it "
+            "(https://coral.ai/docs/edgetpu/compiler), or give a file that is compiled already"
+        )
 
 
 def compiled(name: str, data: bytes) -> tuple[dict[str, bytes], Mapping] | None:
@@ -44,4 +54,6 @@ def compiled(name: str, data: bytes) -> tuple[dict[str, bytes], Mapping] | None:
         counts = {place: int(count) for place, count in COUNT.findall(done.stdout)}
         if done.returncode or not made.is_file() or not counts:
             raise SparringError(f"{COMPILER} did not compile {name}: {(done.stderr or done.stdout).strip()[-500:]}")
-        return {made.name: made.read_bytes()}, Mapping(counts.get("Edge TPU", 0), counts.get("CPU", 0))
+        return {made.name: carry_about(data, made.read_bytes())}, Mapping(
+            counts.get("Edge TPU", 0), counts.get("CPU", 0)
+        )

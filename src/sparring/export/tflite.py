@@ -17,7 +17,7 @@ from sparring.games.spec import Array
 from sparring.networks.plain import Plain
 from sparring.networks.spec import choices, scaling
 
-__all__ = ["EDGE_TPU", "MISSING", "render", "render_whole", "schema"]
+__all__ = ["EDGE_TPU", "MISSING", "carry_about", "render", "render_whole", "schema"]
 
 MISSING = "TFLite files need LiteRT: pip install 'sparring[edge]'"
 # What Google's compiler for the Edge TPU takes (coral.ai/docs/edgetpu/models-intro), of what we write.
@@ -263,6 +263,27 @@ class File:
         builder = flatbuffers.Builder(1 << 16)
         builder.Finish(model.Pack(builder), b"TFL3")
         return bytes(builder.Output())
+
+
+def carry_about(source: bytes, made: bytes) -> bytes:
+    """What our file says of itself, in the file that another program made of it: the Edge TPU's compiler drops it.
+
+    :param source: Our file.
+    :param made: The other program's.
+    """
+    import flatbuffers
+
+    s = schema()
+    ours, theirs = (s.ModelT.InitFromObj(s.Model.GetRootAs(data, 0)) for data in (source, made))
+    (note,) = [note for note in ours.metadata if note.name == b"sparring"]
+    if any(each.name == note.name for each in theirs.metadata or []):
+        return made
+    theirs.buffers.append(ours.buffers[note.buffer])
+    note.buffer = len(theirs.buffers) - 1
+    theirs.metadata = [*(theirs.metadata or []), note]
+    builder = flatbuffers.Builder(1 << 16)
+    builder.Finish(theirs.Pack(builder), b"TFL3")
+    return bytes(builder.Output())
 
 
 OPTIONS = {

@@ -9,16 +9,19 @@ from typing import Any
 from sparring.errors import InputError
 from sparring.export.tflite import schema
 
-__all__ = ["check"]
+__all__ = ["FOR_EDGE_TPU", "check"]
+
+FOR_EDGE_TPU = "edgetpu-custom-op"  # what Google's compiler makes of all that the Edge TPU runs
 
 MAX_BYTES = 256 << 20
 MAX_ELEMENTS = 1 << 28
 SIZES = {0: 4, 1: 2, 2: 4, 3: 1, 4: 8, 6: 1, 7: 2, 9: 1, 10: 8}  # bytes of an element: FLOAT32, FLOAT16, INT32, UINT8 …
 
 
-def check(data: bytes, where: object) -> dict[str, Any] | None:
+def check(data: bytes, where: object, *, edge_tpu: bool = False) -> dict[str, Any] | None:
     """What one of our files says of itself; None: it is somebody else's.
 
+    :param edge_tpu: It has to be one that was compiled for the Edge TPU. Otherwise it must not be.
     :raises InputError: it is no TFLite file, or one that we do not run.
     """
     if len(data) > MAX_BYTES:
@@ -28,22 +31,17 @@ def check(data: bytes, where: object) -> dict[str, Any] | None:
     s = schema()
     try:
         model = s.ModelT.InitFromObj(s.Model.GetRootAs(data, 0))
-        return _checked(s, model, where)
+        return _checked(s, model, where, edge_tpu)
     except (struct.error, IndexError, TypeError, ValueError, AttributeError, OverflowError, MemoryError) as error:
         raise InputError(f"{where} is a damaged TFLite file: {error}") from error
 
 
-def _checked(s: Any, model: Any, where: object) -> dict[str, Any] | None:
+def _checked(s: Any, model: Any, where: object, edge_tpu: bool) -> dict[str, Any] | None:
     if len(model.subgraphs or []) != 1:
         raise InputError(f"{where} has {len(model.subgraphs or [])} graphs: files with one are run")
     if getattr(model, "externalBuffers", None) or any(buffer.offset or buffer.size for buffer in model.buffers):
         raise InputError(f"{where} keeps weights in another file, or behind its end: save it as one file")
-    known = {number: name for name, number in vars(s.BuiltinOperator).items() if not name.startswith("_")}
-    for code in model.operatorCodes:
-        number = max(code.builtinCode, code.deprecatedBuiltinCode)
-        if code.customCode or known.get(number, "CUSTOM") in ("CUSTOM", "DELEGATE", "CALL", "IF", "WHILE"):
-            name = (code.customCode or b"").decode(errors="replace")[:50] or known.get(number, number)
-            raise InputError(f"{where} has the operator {name}, which is not a standard one")
+    _check_operators(s, model, where, edge_tpu)
     graph = model.subgraphs[0]
     for tensor in graph.tensors:
         _check_tensor(model, tensor, where)
@@ -53,6 +51,22 @@ def _checked(s: Any, model: Any, where: object) -> dict[str, Any] | None:
         _check_places([operator.opcodeIndex], len(model.operatorCodes), where)
     _check_places([*graph.inputs, *graph.outputs], len(graph.tensors), where)
     return _about(model)
+
+
+def _check_operators(s: Any, model: Any, where: object, edge_tpu: bool) -> None:
+    known = {number: name for name, number in vars(s.BuiltinOperator).items() if not name.startswith("_")}
+    strange = []
+    for code in model.operatorCodes or []:
+        number = max(code.builtinCode, code.deprecatedBuiltinCode)
+        if code.customCode or known.get(number, "CUSTOM") in ("CUSTOM", "DELEGATE", "CALL", "IF", "WHILE"):
+            strange.append((code.customCode or b"").decode(errors="replace")[:50] or known.get(number, number))
+    if edge_tpu and FOR_EDGE_TPU not in strange:
+        raise InputError(f"{where} is not compiled for the Edge TPU, which would run none of it: run edgetpu_compiler")
+    if other := [name for name in strange if not (edge_tpu and name == FOR_EDGE_TPU)]:
+        raise InputError(
+            f"{where} has the operator {other[0]}, which is not a standard one"
+            + ": it is compiled for the Edge TPU, where --runtime coral plays it" * (other[0] == FOR_EDGE_TPU)
+        )
 
 
 def _check_tensor(model: Any, tensor: Any, where: object) -> None:

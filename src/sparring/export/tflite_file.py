@@ -30,10 +30,10 @@ class TFLite:
     def load(
         self, path: Path, game: Game, *, threads: int = 1, delegates: list[Any] | None = None
     ) -> "TFLiteRunner | ForeignRunner":
-        """:param delegates: Of LiteRT, such as the Edge TPU's."""
+        """:param delegates: The Edge TPU's: the file has to be compiled for it."""
         from sparring.export import tflite_check
 
-        about = tflite_check.check(data := path.read_bytes(), path)
+        about = tflite_check.check(data := path.read_bytes(), path, edge_tpu=bool(delegates))
         interpreter = _interpreter(data, path, threads, delegates)
         if about is None:
             return _foreign(interpreter, game, path)
