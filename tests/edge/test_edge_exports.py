@@ -7,22 +7,27 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
+import jax
 import numpy as np
 import pytest
 from recorded_play import record
 
+from sparring import algorithms
 from sparring.edge import comparison, dataset, exporter
 from sparring.edge.exporter import Wanted
 from sparring.edge.made_up import observations
 from sparring.errors import InputError
-from sparring.experiment import Checkpoints, Experiment, Stop
+from sparring.experiment import Checkpoints, Evaluation, Experiment, Stop
 from sparring.export import distil, formats, weights, whole_numbers
 from sparring.games import Box, Discrete, Game, MultiDiscrete, Space, catalog
 from sparring.networks import jax_policy
+from sparring.networks.functions import normalise
 from sparring.networks.plain import Plain, pixels
 from sparring.networks.policy import Policy
 from sparring.networks.spec import Categorical, Dense, Gaussian, Head, QValues, Squashed
+from sparring.runs import checkpoint
 from sparring.training import loop
 
 MakePolicy = Callable[..., Policy]
@@ -103,6 +108,56 @@ def test_the_value_network_of_a_run(sparring: Sparring, tmp_path: Path) -> None:
         np.testing.assert_allclose(found, critic.outputs(obs)[0, 0], rtol=1e-4, atol=1e-5)
     code, _, err = sparring("export", "r", "--to", "safetensors", "--value")
     assert (code, "no place for a value" in err) == (2, True)
+
+
+SMALL = [{"layer": "dense", "units": 8}]
+EACH = {"steps": 64, "layers": SMALL}
+
+
+@pytest.mark.parametrize(
+    "made",
+    [
+        {"name": "ppo", "minibatch": 32, "epochs": 1, "critic_layers": [{"layer": "dense", "units": 5}], **EACH},
+        {"name": "ppo", "minibatch": 32, "epochs": 1, "shared": True, **EACH},
+        {"name": "iql", "layers": SMALL, "critic_layers": [{"layer": "dense", "units": 5}], "batch": 32},
+        {"name": "a2c:A2C", **EACH},
+    ],
+    ids=["ppo", "shared", "iql", "outside"],
+)
+def test_every_algorithm_that_learns_a_value_exports_it(
+    made: dict[str, Any], sparring: Sparring, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The file's value is what the algorithm itself computes of its state."""
+    monkeypatch.syspath_prepend(str(Path(__file__).parents[2] / "examples"))
+    record(tmp_path / "store.db", "CartPole-v1", lambda obs: int(obs[2] > 0), 5)
+    recorded = {"source": "store", "store": str(tmp_path / "store.db")} if made["name"] == "iql" else {}
+    run = loop.train(
+        Experiment("CartPole-v1", made, iteration=64, stop=Stop(iterations=1), evaluation=Evaluation(every=0),
+                   checkpoint=Checkpoints(every=1), out=str(tmp_path / "r"), **recorded)
+    )  # fmt: skip
+    assert sparring("export", "r", "--to", "tflite", "--value", "--episodes", "0")[0] == 0
+    algorithm = algorithms.create(made["name"], run.policy().game, run.experiment.hyperparameters)
+    arrays = checkpoint.load(run.checkpoints()[-1])[0]
+    state: Any = checkpoint.unflatten(algorithm.init(jax.random.key(0)), arrays, "state")
+    x = normalise({k: v for k, v in run.policy().params.items() if k.startswith("normaliser")}, SEEN[:20])
+    own: Any = algorithm
+    expected = own.v(state.critic, x) if made["name"] == "iql" else own.forward(state.params, x)[1]
+    runner = formats.load(tmp_path / "r.tflite", run.policy().game)
+    found = [runner.value(runner.run(runner.prepare(row))) for row in np.split(SEEN[:20], 20)]
+    np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
+
+
+def test_a_run_without_a_value(sparring: Sparring, tmp_path: Path) -> None:
+    made = {"name": "dqn", "layers": SMALL, "learning_starts": 64, "batch": 16, "replay": 3000}
+    stop, kept = Stop(iterations=1), Checkpoints(every=1)
+    loop.train(Experiment("CartPole-v1", made, iteration=200, stop=stop, checkpoint=kept, out=str(tmp_path / "r")))
+    for target, says in (
+        ("r", "was trained with dqn, which does not learn the value of a state"),
+        ("r@7", "no checkpoint of iteration 7"),
+    ):
+        code, _, err = sparring("export", target, "--to", "onnx", "--value")
+        assert (code, says in err) == (2, True), err
+    assert not (tmp_path / "export.json").exists()
 
 
 def test_data_sets_of_games_runs_and_stores(cartpole: Policy, sparring: Sparring, tmp_path: Path) -> None:

@@ -25,6 +25,7 @@ from sparring.games.spec import Array
 from sparring.networks.actor_critic import action_vector, bound_deviation, critic_shapes, critics
 from sparring.networks.distributions import log_prob_and_entropy
 from sparring.networks.functions import Params, dense, init_params, normalise, torso
+from sparring.networks.plain import Value
 from sparring.networks.policy import Policy
 from sparring.networks.spec import Categorical, Dense, Gaussian, Head, Layer, param_shapes, torso_shapes
 
@@ -83,6 +84,10 @@ class IQL(Algorithm):
     def policy(self, state: State, normaliser: dict[str, Array], exploration: float) -> Policy:
         params = {name: np.asarray(p) for name, p in state.actor.items()}
         return Policy(self.game, self.config.layers, self.head, params | normaliser, exploration)
+
+    def value(self, state: State) -> Value:
+        found = {name: np.asarray(p) for name, p in state.critic.items() if name.startswith("value.")}
+        return Value(self.config.critic_layers, {name.removeprefix("value."): p for name, p in found.items()})
 
     def warm_start(self, state: State, policy: Policy) -> State:
         """The critics come first: they teach the actor only once `updates` is no longer negative."""

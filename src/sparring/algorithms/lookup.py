@@ -35,7 +35,7 @@ ALGORITHMS = {
 }
 
 OF_INSTANCES = ("game", "config")  # what __init__ sets
-LATER = ("warm_start", "demonstrations", "defaults_for_action")  # the protocol did not have them at first
+LATER = ("warm_start", "demonstrations", "defaults_for_action", "value")  # the protocol did not have them at first
 LOADING = 120.0  # seconds for the import of somebody's module
 UNKNOWN = 3  # its exit code where JAX is not installed
 MARK = "\0"  # before the reason, on the standard output of `python -m sparring.algorithms`

@@ -30,6 +30,7 @@ from sparring.games.spec import Array
 from sparring.networks.defaults import is_image
 from sparring.networks.distributions import log_prob_and_entropy
 from sparring.networks.functions import Params, dense, init_params, normalise, torso
+from sparring.networks.plain import Value
 from sparring.networks.policy import LOG_STD_RANGE, Policy
 from sparring.networks.spec import Categorical, Dense, Gaussian, Head, Layer, param_shapes, torso_shapes
 
@@ -147,6 +148,11 @@ class PPO(Algorithm):
     def policy(self, state: State, normaliser: dict[str, Array], exploration: float) -> Policy:
         params = {name: np.asarray(state.params[name]) for name in self.shapes}
         return Policy(self.game, self.config.layers, self.head, params | normaliser, exploration)
+
+    def value(self, state: State) -> Value:
+        """In units of the scaled reward, where rewards are scaled."""
+        params = {name.removeprefix("critic."): np.asarray(state.params[name]) for name in self.critic_shapes}
+        return Value(None if self.config.shared else self.critic_layers, params)
 
     def warm_start(self, state: State, policy: Policy) -> State:
         """The value network comes first: while `updates` is negative, the policy stays as it is."""

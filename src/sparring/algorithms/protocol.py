@@ -29,6 +29,7 @@ from sparring.algorithms.trajectories import Trajectories
 from sparring.fields import Fraction, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 from sparring.games import Game, Space
 from sparring.games.spec import Array
+from sparring.networks.plain import Value
 from sparring.networks.policy import Policy
 from sparring.networks.spec import Layer
 
@@ -137,6 +138,10 @@ class Algorithm(Protocol):
 
         :param normaliser: empty, or `normaliser.mean` and `normaliser.std`: arrays of the policy, too.
         """
+
+    def value(self, state: Any) -> Value | None:
+        """The network that says what a state is worth to the policy, for exports with `--value`; none: it has none."""
+        return None
 
     def warm_start(self, state: Any, policy: Policy) -> Any | None:
         """The state that goes on from a policy of this algorithm's network, which another run or algorithm may have

@@ -31,7 +31,9 @@ def export(
         ),
     ] = "onnx",
     out: Annotated[Path, typer.Option(metavar="DIR", help="Where the files go; default: here.")] = Path(),
-    value: Annotated[bool, typer.Option("--value", help="The value of a state as one more output (PPO).")] = False,
+    value: Annotated[
+        bool, typer.Option("--value", help="The value of a state as one more output, of a run of PPO, IQL, ….")
+    ] = False,
     calibrate: Annotated[
         str | None,
         typer.Option(

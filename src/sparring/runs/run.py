@@ -7,12 +7,9 @@ from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import numpy as np
-
 from sparring import files
 from sparring.errors import InputError
 from sparring.experiment import Experiment, read
-from sparring.networks.layers import Layer, decode
 from sparring.networks.plain import Value
 from sparring.networks.policy import Policy
 from sparring.runs.metrics import Row, read_rows
@@ -87,24 +84,33 @@ class Run:
             raise self._refusal(which, error) from error
 
     def value(self, which: str = "last") -> Value:
-        """What the run's value network makes of a state, in units of the scaled reward.
+        """What the run's value network makes of a state, in units of the rewards that it learned from: PPO scales them.
 
         :param which: As of `policy`, but for `best`, which is a policy alone.
-        :raises InputError: there is none: only PPO has one, and only whole checkpoints keep it.
+        :raises InputError: there is none: its algorithm has none, or only whole checkpoints keep it.
         """
-        if self.experiment.name != "ppo":
-            raise InputError(
-                f"{self.path} was trained with {self.experiment.name}: only PPO learns the value of a state"
-            )
+        import jax
+
+        from sparring import algorithms
+        from sparring.runs import checkpoint
+
+        name = self.experiment.name
+        if name.startswith("rllib/"):
+            raise InputError(f"{self.path} was trained with {name}: values of RLlib's networks are not exported")
         if which == "best":
             raise InputError(f"{self.path}@best is a policy alone: a value is in {self.path}@last, and in @40, …")
         number = str(int(self.checkpoints()[-1].name)) if which == "last" and self.checkpoints() else which
-        arrays, given = self._load(number)[0], self.experiment.hyperparameters
-        prefix = "state.params['critic."
-        params = {key[len(prefix) : -2]: array for key, array in arrays.items() if key.startswith(prefix)}
-        layers = None if given.get("shared") else given.get("critic_layers") or given["layers"]
-        found = None if layers is None else tuple(decode(Layer, layer) for layer in layers)
-        return Value(found, {key: np.asarray(array, np.float32) for key, array in params.items()})
+        try:
+            arrays = self._load(number)[0]
+        except InputError as error:
+            raise self._refusal(which, error) from error
+        algorithm = algorithms.create(name, self.policy(number).game, self.experiment.hyperparameters)
+        state = checkpoint.unflatten(algorithm.init(jax.random.key(0)), arrays, "state")
+        value = getattr(algorithm, "value", None)  # the protocol did not have it at first
+        found: Value | None = None if value is None else value(state)
+        if found is None:
+            raise InputError(f"{self.path} was trained with {name}, which does not learn the value of a state")
+        return found
 
     def _refusal(self, which: str, error: Exception) -> InputError:
         kept = ", ".join(each for each in self.kept() if each != which) or "nothing else"
