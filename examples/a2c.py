@@ -20,7 +20,6 @@ from sparring.fields import Fraction, NonNegativeFloat, PositiveFloat, PositiveI
 from sparring.games import Box, Game
 from sparring.networks.distributions import log_prob_and_entropy
 from sparring.networks.functions import Params, dense, init_params, normalise, torso
-from sparring.networks.plain import Value
 from sparring.networks.policy import Policy
 from sparring.networks.spec import Categorical, Dense, Gaussian, Layer, param_shapes
 
@@ -67,10 +66,6 @@ class A2C(Algorithm):
     def policy(self, state: State, normaliser: dict[str, Any], exploration: float) -> Policy:
         params = {name: np.asarray(state.params[name]) for name in self.shapes}
         return Policy(self.game, self.config.layers, self.head, params | normaliser, exploration)
-
-    def value(self, state: State) -> Value:
-        params = {name.removeprefix("value."): np.asarray(state.params[name]) for name in self.value_shapes}
-        return Value(self.config.layers, params)
 
     def forward(self, params: Params, obs: jax.Array) -> tuple[jax.Array, jax.Array]:
         hidden, seen = (torso(self.config.layers, params, obs, prefix) for prefix in ("", "value."))

@@ -114,13 +114,25 @@ SMALL = [{"layer": "dense", "units": 8}]
 EACH = {"steps": 64, "layers": SMALL}
 
 
+VALUED = """
+import numpy as np
+from a2c import A2C
+from sparring.networks.plain import Value
+
+class Valued(A2C):
+    def value(self, state):
+        params = {name.removeprefix("value."): np.asarray(state.params[name]) for name in self.value_shapes}
+        return Value(self.config.layers, params)
+"""
+
+
 @pytest.mark.parametrize(
     "made",
     [
         {"name": "ppo", "minibatch": 32, "epochs": 1, "critic_layers": [{"layer": "dense", "units": 5}], **EACH},
         {"name": "ppo", "minibatch": 32, "epochs": 1, "shared": True, **EACH},
         {"name": "iql", "layers": SMALL, "critic_layers": [{"layer": "dense", "units": 5}], "batch": 32},
-        {"name": "a2c:A2C", **EACH},
+        {"name": "valued:Valued", **EACH},
     ],
     ids=["ppo", "shared", "iql", "outside"],
 )
@@ -129,6 +141,8 @@ def test_every_algorithm_that_learns_a_value_exports_it(
 ) -> None:
     """The file's value is what the algorithm itself computes of its state."""
     monkeypatch.syspath_prepend(str(Path(__file__).parents[2] / "examples"))
+    monkeypatch.delitem(sys.modules, "valued", raising=False)
+    (tmp_path / "valued.py").write_text(VALUED)
     record(tmp_path / "store.db", "CartPole-v1", lambda obs: int(obs[2] > 0), 5)
     recorded = {"source": "store", "store": str(tmp_path / "store.db")} if made["name"] == "iql" else {}
     run = loop.train(
