@@ -1,5 +1,6 @@
 """The commands about runs, as a person would use them."""
 
+import json
 import struct
 import sys
 from contextlib import closing
@@ -14,8 +15,10 @@ from typer.testing import CliRunner
 
 from sparring import algorithms
 from sparring.cli import training as commands
+from sparring.edge import exporter
 from sparring.errors import InputError
 from sparring.experiment import Checkpoints, Evaluation, Experiment, Rollout, Stop
+from sparring.export import formats
 from sparring.games import Box, Discrete, catalog
 from sparring.registry.registry import Registry
 from sparring.runs import checkpoint
@@ -141,6 +144,32 @@ def test_publish_then_evaluate_by_name(run, tmp_path):
     registry.pin("CartPole-v1", by="person")
     assert "sparring promote CartPole-v1 5" in call("publish", f"{run.path}@last", *where)
     assert registry.aliases("CartPole-v1")["stable"].version == 4
+
+
+def test_publish_with_further_files(run, tmp_path, monkeypatch):
+    """A version has them beside its own, with the page that compares them; what is refused publishes nothing."""
+    monkeypatch.setattr(exporter, "HELD_OUT", 50)
+    monkeypatch.setattr(exporter, "CALIBRATION", 100)
+    where = ("--registry", tmp_path / "registry")
+    for also, says in (
+        ("jpeg", "no format 'jpeg'"),
+        ("c,safetensors", "is a version's own file"),
+        ("onnx", "is a version's own file"),
+    ):
+        with pytest.raises(InputError, match=says):
+            call("publish", run.path, *where, "--also", also)
+    registry = Registry(tmp_path / "registry")
+    assert registry.latest("CartPole-v1") is None
+    assert call("publish", run.path, *where, "--also", "c, onnx-int8").splitlines()[0] == "CartPole-v1/bot/1"
+    manifest = registry.latest("CartPole-v1")
+    own = {"policy.onnx", "policy.safetensors", "card.md"}
+    assert set(manifest.files) == own | {"policy.c", "policy.int8.onnx", "export.json"}
+    folder = tmp_path / "registry" / "games" / "CartPole-v1" / "models" / "bot" / "1"
+    assert (folder / "policy.c").read_bytes() == formats.render("c", run.policy("best"), "policy")["policy.c"]
+    page = json.loads((folder / "export.json").read_bytes())["files"]
+    assert page["policy.c"]["comparison"]["agreement"] == 1
+    assert page["policy.int8.onnx"]["calibration"] == "100 observations of the policy's play"
+    assert not any("returns" in row for row in page.values())
 
 
 def test_publish_for_another_game_with_the_same_spaces(run, tmp_path):

@@ -97,6 +97,9 @@ def test_a_published_model_is_exported(policy: Policy, export: Export, tmp_path:
     ("words", "says"),
     [
         (["--to", "onx"], "no format 'onx', did you mean 'onnx'"),
+        (["--to", "safetensors+json"], "no format 'safetensors+json', did you mean 'safetensors'"),
+        (["--to", "onnx,hdf5"], "no format 'hdf5', did you mean 'h5'"),
+        (["--to", "tflite_int8"], "no format 'tflite_int8', did you mean 'tflite-int8'"),
         (["--to", "jpeg"], "choose one of onnx, onnx-int8, tflite, tflite-int8, c, c-int8, keras, h5, safetensors, or"),
         (["--to", "outside_formats:Jsn"], "has no 'Jsn', did you mean 'Json'"),
         (["--to", "outside_formats:json"], "it has to be a class with a `suffix` and a `render(policy)`"),
