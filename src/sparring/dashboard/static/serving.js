@@ -57,6 +57,7 @@ export class Serving {
     const game = this.game;
     try {
       const [aliases, models] = await Promise.all([getJson(this.path(`models/${MODEL}/aliases`)), getJson(this.path("models"))]);
+      if (game !== this.game) return; // `path` is the chosen game's: another one may have no model
       const moved = JSON.stringify(aliases);
       const moves = moved === this.moved ? this.moves : await getJson(this.path(`models/${MODEL}/moves?limit=${MOVES}`));
       if (game !== this.game) return;
