@@ -138,8 +138,8 @@ class SettingsInfo(msgspec.Struct, frozen=True):
 class Act(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """Asks for actions. `obs`: a list of observations as in JSON fragments; in msgpack also the raw column.
 
-    Without `model`, `version` and `alias` it is what the game's players get: with `player`, the model that an A/B test
-    gives to that player; with `player` and `episode`, a candidate in its share of the episodes.
+    Without `model`, `version` and `alias` it is what the game's players get. With `player` it is the model that an A/B
+    test gives to that player. With `player` and `episode` it may be a candidate, in its share of the episodes.
     """
 
     obs: (

@@ -188,8 +188,8 @@ class PPO(Algorithm):
 
         `penalty`, β of eq. 8: + β KL(π_old, π), estimated by r − 1 − log r, whose gradient is right in the mean too.
 
-        A step of an older policy μ counts min(ρ̄, π_old/μ): V-trace's policy gradient, with the clipping around the
-        policy that the update began with and not around one of the past (Hilton et al. 2022).
+        A step of an older policy μ counts min(ρ̄, π_old/μ): V-trace's policy gradient. The clipping is around the
+        policy that the update began with, not around one of the past (Hilton et al. 2022).
         """
         c = self.config
         out, value = self.forward(params, rows.obs)

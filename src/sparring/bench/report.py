@@ -1,4 +1,4 @@
-"""What `sparring bench scaling` found: a CSV file, a Markdown page and two pictures, beside the figures of the
+"""What `sparring bench scaling` found: a CSV file, a Markdown page and two pictures. Beside them are the figures of the
 reference study (HumanoidBullet with RLlib on 20-core POWER9 nodes with V100 GPUs)."""
 
 import csv

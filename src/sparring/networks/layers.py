@@ -181,7 +181,7 @@ class Dense(Layer, msgspec.Struct, frozen=True, tag="dense", tag_field="layer", 
 class Conv(Layer, msgspec.Struct, frozen=True, tag="conv", tag_field="layer", forbid_unknown_fields=True):
     """Square kernel. Its weights are (kernel, kernel, in, out).
 
-    `padding`: "same" puts zeros around the image, so that there is an output for every `stride`-th pixel; of an odd
+    `padding`: "same" puts zeros around the image, so that there is an output for every `stride`-th pixel. Of an odd
     number of rows or columns the larger half goes below and right, as in TensorFlow. "valid" adds none.
     """
 

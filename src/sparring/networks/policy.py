@@ -140,9 +140,9 @@ class Policy:
         :param noise: To explore with, a row for each observation (`Policy.noise`). None: greedily.
         :raises InputError: it says what does not fit.
 
-        For continuous actions that is the log-density of the action as a learner finds it in a fragment, scaled to ±1
-        where it has bounds; on a bound to which a Gaussian is clipped it is the log-probability of the mass beyond.
-        Heads without a density (Deterministic) give none.
+        For continuous actions this is a log-density: of the action as a learner finds it in a fragment, scaled to ±1
+        where it has bounds. Where a Gaussian is clipped to a bound, it is the log-probability of the mass beyond. Heads
+        without a density (Deterministic) give none.
         """
         batch, single = to_batch(self.game.observation, obs)
         rows = None if noise is None else self._noise_rows(noise, len(batch))
@@ -181,8 +181,8 @@ class Policy:
         """The Q-value of each action: the return that the policy expects after it.
 
         :param obs: One observation or a batch, as for `act`.
-        :returns: (actions,) of one observation, (batch, actions) of a batch; a list of these, one for each part, where
-            the action is MultiDiscrete: the value of an action is the mean of its parts'.
+        :returns: (actions,) of one observation, (batch, actions) of a batch. Where the action is MultiDiscrete, a list
+            of these, one for each part: the value of an action is the mean of its parts'.
         :raises InputError: the policy has none: of actor-critic algorithms it is the actor alone.
         """
         if not isinstance(self.head, QValues):

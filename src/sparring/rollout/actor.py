@@ -207,8 +207,8 @@ def random_actions(game: Game, rng: np.random.Generator, count: int) -> Array:
 
 
 class SharedBuffers:
-    """The memory that a learner and its workers share, cut into arrays: two copies of the weights (one to read while
-    the other is written), who last gave a sign of life when, and the blocks."""
+    """The memory that a learner and its workers share, cut into arrays. It has two copies of the weights (one to read
+    while the other is written), the time of each worker's last sign of life, and the blocks."""
 
     def __init__(self, plan: Plan, buffer: Any) -> None:
         self.plan = plan

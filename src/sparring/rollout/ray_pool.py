@@ -1,9 +1,9 @@
 """Rollouts on a Ray cluster: the blocks of `rollout.Pool`, from any number of machines, behind the same seam.
 
-Ray carries one actor for each node, the host of that node's workers, which are those of the local runner: processes
-that play with NumPy and know nothing of Ray. A worker costs a third of the memory of an actor of its own, starts
-sooner, and new weights travel once to a node, whatever the number of its workers. The host replaces workers that die
-or hang; a host that is lost, with its node or alone, is replaced by us.
+Ray carries one actor for each node, the host of that node's workers. These are those of the local runner: processes
+that play with NumPy and know nothing of Ray. A worker costs a third of the memory of an actor of its own, and starts
+sooner. New weights travel once to a node, whatever the number of its workers. The host replaces workers that die or
+hang. A host that is lost, with its node or alone, is replaced by us.
 """
 
 import logging

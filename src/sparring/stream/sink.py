@@ -154,8 +154,8 @@ class StoreSink:
             return [*self._store(fragments[:half]), *self._store(fragments[half:])]
 
     def _append_patiently(self, fragments: list[Fragment]) -> list[Outcome]:
-        """A store that is busy or away comes back; and what a killed writer left half-done is cleared up only by one
-        that keeps asking, not by the next process that a failed task gets."""
+        """A store that is busy or away comes back. What a killed writer left half-done is cleared up only by one that
+        keeps asking, not by the next process that a failed task gets."""
         until, delay = time.monotonic() + PATIENCE, 0.1
         while True:
             try:

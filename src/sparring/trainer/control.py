@@ -1,8 +1,8 @@
 """People's returns as a control group: when theirs change at the same time as the bots', it was not the bots' version.
 
-A bug in the game, another season, rewards of another size: whatever changes for all would look like a collapse of the
-version that players have, and would promote what suits the change. So promotions wait until people's returns are as
-before, or the change has lasted so long that it is how the game is now.
+A bug in the game, another season, rewards of another size: such a change for all looks like a collapse of the version
+that players have. It would promote what suits the change. So promotions wait until people's returns are as before, or
+the change has lasted so long that it is how the game is now.
 
 Each player is compared with themselves, as far as they played before: that others play now is no change of the game.
 """

@@ -1,8 +1,12 @@
 """Writing to Cassandra: group commit into buckets that belong to one writer each.
 
-A group goes in four steps, each acknowledged by the replicas before the next: *claim* its ids in the name of the bucket
-they will be in, *look* who else claimed them, *put* the fragments and the commit's record, *commit* by raising the
-bucket's head. Up to the last step nobody sees anything of it. Why a fragment is stored once: docs/cassandra.md.
+A group goes in four steps, each acknowledged by the replicas before the next:
+1. *claim* its ids in the name of the bucket they will be in;
+2. *look* who else claimed them;
+3. *put* the fragments and the commit's record;
+4. *commit* by raising the bucket's head.
+
+Up to the last step nobody sees anything of it. Why a fragment is stored once: docs/cassandra.md.
 """
 
 import logging

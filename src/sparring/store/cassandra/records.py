@@ -1,9 +1,9 @@
 """What a game's records say, which have its fragments without their columns, some 70 bytes each: how much there is, and
 which episodes are complete.
 
-Forwards they are summed up from the first one on, and the sums are kept. The newest episodes are found backwards: for
-each page the records of twice REACH steps, or of twice ROWS fragments, of which the older half is there to complete
-episodes of the newer one. So an episode whose fragments arrived further apart than that is not among them.
+Forwards they are summed up from the first one on, and the sums are kept. The newest episodes are found backwards. Each
+page reads the records of twice REACH steps, or of twice ROWS fragments. The older half is there to complete episodes of
+the newer one. So an episode whose fragments arrived further apart than that is not among them.
 """
 
 import sys

@@ -129,7 +129,7 @@ class SqliteWriter:
     # With the turn
 
     def _work(self) -> None:
-        """Whatever goes wrong is the answer to those whose work it was, and raised to nobody else: the turn may be that
+        """Whatever goes wrong is the answer to those whose work it was, and raised to nobody else. The turn may be that
         of another caller, or of the thread, which has to live on."""
         works = self._queue.take()
         try:
