@@ -134,10 +134,10 @@ ONE_THING = {"Config", "State", "_Append"}
 
 def test_the_name_of_a_class_means_one_thing():
     places: dict[str, list[str]] = {}
-    for path in PACKAGE.rglob("*.py"):
+    for path in (*PACKAGE.rglob("*.py"), *(ROOT / "examples").rglob("*.py")):
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.ClassDef) and node.name not in ONE_THING:
-                places.setdefault(node.name, []).append(str(path.relative_to(PACKAGE)))
+                places.setdefault(node.name, []).append(str(path.relative_to(ROOT)))
     assert {name: files for name, files in places.items() if len(files) > 1} == {}
 
 

@@ -1,4 +1,4 @@
-"""A small server of our own making for the client's tests: it keeps what it is sent, and misbehaves when told to."""
+"""A small server of our own making for the client's tests: it keeps what it is sent, and misbehaves on request."""
 
 import contextlib
 import hashlib

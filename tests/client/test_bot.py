@@ -347,7 +347,7 @@ def test_steps_of_a_bot_asked_for_one_player_are_not_anothers(published: FakeSer
 
 
 class Trickle:
-    """A server's fault: a model's file comes a byte at a time, until it is told to hurry."""
+    """A server's fault: a model's file comes a byte at a time, until the test lets it hurry."""
 
     def __init__(self) -> None:
         self.hurry, self.begun = threading.Event(), threading.Event()

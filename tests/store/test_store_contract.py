@@ -173,7 +173,7 @@ class TestAppend:
         before, after = store.submit([fragment()]), store.submit([fragment(), stray])
         last = store.submit([fragment()])
         assert before.result(20) == last.result(20) == [STORED]
-        with pytest.raises(NotRegistered, match=stray.game):  # told apart from a store that is out of order
+        with pytest.raises(NotRegistered, match=stray.game):  # not the error of a store that is out of order
             after.result(20)
         with pytest.raises(FragmentRefused, match=f"schema {stray.schema!r}"):
             store.append([stray])
