@@ -178,15 +178,6 @@ class FakeServer(ThreadingHTTPServer):
         return sum(f.steps for f in list(self.fragments.values()))
 
 
-def until(condition: Callable[[], Any], seconds: float = 20.0) -> Any:
-    """Polls until the condition holds, and returns what it said."""
-    deadline = time.monotonic() + seconds
-    while not (found := condition()):
-        assert time.monotonic() < deadline, "it did not happen in time"
-        time.sleep(0.01)
-    return found
-
-
 def walk(steps: int, seed: int = 0, game: Game = GAME) -> list[tuple[Any, ...]]:
     """Arguments of `record` for one episode of a game with Box observations and Discrete actions."""
     rng = np.random.default_rng(seed)

@@ -4,15 +4,14 @@ import os
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
-from typing import Any
 
 import msgspec
 import pytest
 from servers import processes_with
+from waiting import until
 
 from sparring.api import TrainerStatus
 from sparring.games import Box, Discrete, Game
@@ -28,14 +27,6 @@ from sparring.heartbeat import SilenceLimits
 logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(message)s")  # as `sparring up` does
 platform.up(Path(sys.argv[1]), port=0, limits=SilenceLimits(reported=float(sys.argv[2]), killed=float(sys.argv[3])))
 """
-
-
-def until(condition: Callable[[], Any], what: Callable[[], str], seconds: float = 120) -> Any:
-    deadline = time.monotonic() + seconds
-    while not (value := condition()):
-        assert time.monotonic() < deadline, f"waited {seconds} s: {what()}"
-        time.sleep(0.05)
-    return value
 
 
 class Site:
