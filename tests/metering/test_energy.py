@@ -9,6 +9,7 @@ import time
 from types import SimpleNamespace
 
 import pytest
+from waiting import until
 
 from sparring.errors import InputError
 from sparring.metering import energy
@@ -156,13 +157,6 @@ def test_sources_of_a_machine(tmp_path):
     assert open_sources(None, tmp_path, None) == []
     zone(tmp_path, "intel-rapl:0", "package-0", 900)
     assert [s.name for s in open_sources("echo 5", tmp_path, Nvml(StandIn()))] == ["meter", "rapl", "nvml"]
-
-
-def until(condition, limit=20.0):
-    end = time.monotonic() + limit
-    while not condition():
-        assert time.monotonic() < end, "nothing came"
-        time.sleep(0.01)
 
 
 def test_what_a_sampler_sees(tmp_path):

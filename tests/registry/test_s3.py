@@ -11,7 +11,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -22,6 +22,7 @@ import pytest
 import urllib3
 from aws_server import aws_server
 from s3_server import ENVIRONMENT, S3Server
+from waiting import until
 
 from sparring.aws import credentials as aws
 from sparring.aws.s3 import BLOCK, S3Bucket
@@ -523,14 +524,6 @@ def latest(url: str) -> int:
 
 def status(url: str) -> Any:
     return stranger("GET", f"{url}/v1/games/CartPole-v1/stats").json()["trainer"] or {"state": "", "updates": 0}
-
-
-def until(found: Callable[[], Any], what: str) -> Any:
-    deadline = time.monotonic() + 120
-    while not (value := found()):
-        assert time.monotonic() < deadline, f"waited for {what}"
-        time.sleep(0.1)
-    return value
 
 
 def stop(process: "subprocess.Popen[Any]") -> None:

@@ -5,13 +5,17 @@ import os
 import signal
 import subprocess
 import sys
+from contextlib import contextmanager
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import onnxruntime
 import pytest
 from recorded_play import balance, record
 
+from sparring.bench import scaling
+from sparring.bench.child import MeasuringChild
 from sparring.cli import training as commands
 from sparring.client.bot import Loaded
 from sparring.errors import InputError
@@ -373,3 +377,27 @@ def test_a_signal_ends_it_with_a_checkpoint(tmp_path):
     rows = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
     assert Run(out).checkpoints()[-1].name == f"{len(rows):08d}"
     assert onnxruntime.InferenceSession(out / "policy.onnx").get_inputs()[0].name == "obs"
+
+
+def test_its_scaling_is_measured(tmp_path, monkeypatch):
+    """In this process, whose Ray runs already, and without workers, which would load all of PyTorch once more.
+    bench/test_scaling.py has the command."""
+
+    @contextmanager
+    def open_here(module, order, environment, cores=None):
+        said = []
+        monkeypatch.setattr(scaling, "say", lambda **words: said.append(words))
+        scaling.do(msgspec.to_builtins(order))
+        yield MeasuringChild(0, iter(said))
+
+    monkeypatch.setattr(scaling, "open_child", open_here)
+    one = experiment(tmp_path / "run", "PPO", keys={"train_batch_size_per_learner": 128, "num_epochs": 1})
+    layouts, done = [scaling.Layout(0, None)], []
+    scaling.check(one, layouts)
+    ((found,),) = (each.rounds for each in scaling.measure_all(one, layouts, 1, 1, lambda *at: done.append(at)))
+    assert found.sampled_per_s is not None
+    assert found.sampled_per_s > found.steps_per_s > 0
+    assert 0 < found.phases["learn"] < found.iteration_s
+    assert found.utilisation is None  # RLlib does not tell
+    assert found.memory is None  # there are no workers
+    assert len(done) == 2  # the first iteration warms up

@@ -26,7 +26,7 @@ from sparring.store.arrival import Refusal, Submission
 from sparring.store.cassandra import heads, rows
 from sparring.store.cassandra.heads import BucketHead
 from sparring.store.cassandra.keyspace import Keyspace, KnownGames
-from sparring.store.cassandra.rows import FragmentPart, Place, cut, decode_place, encode, encode_block
+from sparring.store.cassandra.rows import FragmentPart, Place, decode_place, encode, encode_block, groups
 from sparring.store.protocol import FragmentRefused, NotRegistered, Outcome, StoreBusy
 from sparring.store.queue import QUARANTINE, Queue, Work
 
@@ -325,5 +325,5 @@ def _sort(arrivals: list[_Arrival], known: dict[bytes, int], erased: set[tuple[b
 def _blocks(arrivals: Iterable[_Arrival]) -> Iterator[tuple[int, bytes]]:
     """Rows: place and body. Each lies in one stripe, so that shares of a scan are as fair as with a row for each."""
     for _, same in groupby(arrivals, lambda a: arrival.stripe(a.place)):
-        for some in cut(same, BLOCK, lambda a: len(a.body)):
+        for some in groups(same, BLOCK, lambda a: len(a.body)):
             yield some[-1].place, encode_block([a.place for a in some], [a.body for a in some], some[0].claim)

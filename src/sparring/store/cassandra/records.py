@@ -18,7 +18,7 @@ import msgspec
 from sparring.experience import Fragment
 from sparring.store.cassandra.keyspace import Keyspace
 from sparring.store.cassandra.order import MergeLog, Span
-from sparring.store.cassandra.rows import FragmentPart, cut, decode_block, decode_parts
+from sparring.store.cassandra.rows import FragmentPart, decode_block, decode_parts, groups
 from sparring.store.counts import Totals, UnfinishedEpisodes, pieces
 from sparring.store.protocol import Episode, EpisodePage
 
@@ -162,7 +162,7 @@ class Records:
 def probe(keyspace: Keyspace, game: str, spans: Sequence[Span]) -> list[Fragment]:
     """The fragments that hold the stretches' first steps; an erased one has none."""
     found = []
-    for some in cut(spans, PROBES, lambda _: 1):
+    for some in groups(spans, PROBES, lambda _: 1):
         asked = [keyspace.start("block", game, *msgspec.structs.astuple(span)) for span in some]
         for span, rows in zip(some, keyspace.wait(asked), strict=True):
             for block in [decode_block(body) for (body,) in rows]:
