@@ -25,6 +25,7 @@ from sparring.games.catalog import load
 from sparring.registry.registry import Registry
 from sparring.runs import checkpoint
 from sparring.store.profile import GameSettings, Profile, Revision
+from sparring.store.protocol import Episode
 from sparring.store.sqlite import SqliteStore
 from sparring.trainer import culprits
 from sparring.trainer.game_trainer import GameTrainer, Replaced, Settings
@@ -418,6 +419,52 @@ def test_erasing_a_player_takes_their_numbers_out_of_the_normaliser(tmp_path: Pa
     trainer.next_look = 0.0
     trainer.turn()
     assert (trainer.learner.normaliser_params["normaliser.std"] < 3).all()
+
+
+def test_what_was_erased_while_the_trainer_was_away_leaves_its_memory_too(tmp_path: Path) -> None:
+    trainer = in_process(tmp_path, LARGER)
+    for fragment in played(LARGER, 20, "mallory"):
+        columns = fragment.columns(LARGER)
+        giant = Columns(columns.obs * np.float32(1e12), columns.action, columns.reward, columns.log_prob)
+        rest = {"id": new_id(), "player": "mallory", "episode": new_id(), "start": 0, "time": time.time()}
+        trainer.store.append([pack(LARGER, giant, truncated=True, **rest)])
+    trainer.store.append(played(LARGER, 40))
+    run_dry(trainer)
+    trainer.promotion.look(time.monotonic())
+    known = trainer.promotion.memory.control
+    assert {who for who, _ in known.episodes} == {"alice", "mallory"}
+    trainer.checkpoint()
+    trainer.store.erase("larger", "mallory")
+    again = in_process(tmp_path, LARGER, trainer.store)
+    assert (again.learner.normaliser_params["normaliser.std"] < 3).all()
+    assert {who for who, _ in again.promotion.memory.control.episodes} == {"alice"}
+    again.checkpoint()
+    assert b"mallory" not in b"".join(f.read_bytes() for f in (again.directory / "checkpoint").iterdir())
+    # Another algorithm takes the evidence over, and no more of it than it may.
+    trainer.checkpoint()
+    beside = in_process(tmp_path, LARGER, trainer.store, algorithm="bc", hyperparameters={})
+    assert {who for who, _ in beside.promotion.memory.control.episodes} == {"alice"}
+
+
+def test_returns_of_a_player_who_is_erased_are_no_evidence_any_more(tmp_path: Path) -> None:
+    trainer = in_process(tmp_path, LARGER)
+    memory = trainer.promotion.memory
+    memory.stable, memory.candidate = 1, 2
+    for i in range(40):
+        who = "bob" if i < 5 else "alice"
+        for version in (1, 2, None):
+            memory.note(Episode(who, f"{i}", 1, float(i), 0.0, version and "bot", version, cursor=i), 0.0)
+    assert (len(memory.reference), len(memory.recent), len(memory.new), len(memory.old)) == (30, 10, 40, 38)
+    trainer.store.append([*played(LARGER, 3, "bob"), *played(LARGER, 3)])
+    trainer._look_for_erasures()
+    assert len(memory.new) == 40  # nothing was erased: all of it stays
+    trainer.store.erase("larger", "bob")
+    trainer._look_for_erasures()
+    assert memory.new.values == [float(i) for i in range(5, 40)]
+    assert (len(memory.old), memory.players, len(memory.reference)) == (34, ["alice"], 25)
+    assert len(memory.recent) == 0  # the next episodes fill the reference up again
+    assert {who for who, _ in memory.control.episodes} == {"alice"}
+    assert "bob" not in json.dumps(trainer.promotion.save())
 
 
 def test_play_that_is_unlikely_by_any_measure_does_not_break_ppo(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@ a restart, in the trainer's checkpoint."""
 
 import math
 from collections import Counter
+from collections.abc import Set
 
 import msgspec
 
@@ -44,6 +45,10 @@ class EpisodeReturns(msgspec.Struct):
     def and_then(self, later: "EpisodeReturns") -> "EpisodeReturns":
         return EpisodeReturns([*self.values, *later.values], [*self.players, *later.players])
 
+    def of(self, players: Set[str]) -> "EpisodeReturns":
+        kept = [(ret, who) for ret, who in zip(self.values, self.players, strict=True) if who in players]
+        return EpisodeReturns([ret for ret, _ in kept], [who for _, who in kept])
+
     def without(self, player: str) -> list[float]:
         return [ret for ret, who in zip(self.values, self.players, strict=True) if who != player]
 
@@ -72,8 +77,6 @@ class Memory(msgspec.Struct):
     new: EpisodeReturns = msgspec.field(default_factory=EpisodeReturns)  # its returns …
     old: EpisodeReturns = msgspec.field(default_factory=EpisodeReturns)  # … and those of `stable` meanwhile
     players: list[str] = []  # whose first episode of `stable` meanwhile was left out: it may have begun before
-    new_by: EpisodeReturns = msgspec.field(default_factory=EpisodeReturns)  # the same by player
-    old_by: EpisodeReturns = msgspec.field(default_factory=EpisodeReturns)
     reference: EpisodeReturns = msgspec.field(default_factory=EpisodeReturns)  # of `stable`, when promoted
     recent: EpisodeReturns = msgspec.field(default_factory=EpisodeReturns)  # and now
     collapsed: int | None = None  # `stable` was rolled back from it, and it is tried again beside the one before
@@ -111,6 +114,15 @@ class Memory(msgspec.Struct):
         if len(self.recent) >= BLOCK:
             self.recent = EpisodeReturns()
         self.recent.note(player, ret, BLOCK)
+
+    def forget_others(self, players: Set[str]) -> None:
+        """What is known of those who are not among these: they were erased."""
+        whole = len(self.reference)
+        self.new, self.old, self.recent = self.new.of(players), self.old.of(players), self.recent.of(players)
+        self.reference, self.players = self.reference.of(players), [who for who in self.players if who in players]
+        if len(self.reference) < min(whole, REFERENCE):
+            self.recent = EpisodeReturns()  # so that the next episodes say how good `stable` is
+        self.control.forget_others(players)
 
     def new_stable(self, version: int, reference: EpisodeReturns, rolled_back: bool) -> None:
         self.stable, self.rolled_back = version, rolled_back
