@@ -535,6 +535,26 @@ def test_metrics(api: Api, setup: Setup, random_policy: Callable[..., Policy]) -
     assert kinds["sparring_store_steps"] == "gauge"
 
 
+def test_metrics_of_people_bots_and_the_trainer(api: Api, setup: Setup) -> None:
+    def said() -> dict[tuple[str, ...], float]:
+        families = text_string_to_metric_families(api.get("/metrics").body.decode())
+        return {(s.name, *s.labels.values()): s.value for family in families for s in family.samples}
+
+    assert ("sparring_trainer_failed", GAME.name) not in said()  # no trainer has said anything
+    upload(api, fragment(4), fragment(6, model="bot", version=1))
+    path = setup.trainer_dir / GAME.name / "status.json"
+    path.parent.mkdir(parents=True)
+    for state, failed in (("failed: out of luck", 1.0), ("training, but cannot publish: away", 0.0)):
+        path.write_bytes(msgspec.json.encode(TrainerStatus(GAME.name, "dqn", state)))
+        assert said()["sparring_trainer_failed", GAME.name] == failed
+    samples = said()
+    assert samples["sparring_steps", GAME.name, "people"] == 4
+    assert samples["sparring_steps", GAME.name, "bots"] == 6
+    assert samples["sparring_return_mean", GAME.name, "people"] == 4
+    assert samples["sparring_return_mean", GAME.name, "bots"] == 6
+    assert samples["sparring_active_players", GAME.name] == 1
+
+
 def test_metrics_of_a_stream(setup: Setup, tmp_path: Path) -> None:
     job = StreamStatus("play", "running", records=7, steps=300, retention=86400.0, missing=1.5, updated=time.time())
     (tmp_path / "status.json").write_bytes(msgspec.json.encode(job))
@@ -573,7 +593,8 @@ def test_the_names_of_0_1_are_all_there(api: Api, setup: Setup, random_policy: C
     counts = {f"sparring_ingest_{name}_total" for name in ("fragments", "steps", "bytes", "received_bytes")}
     others = {"sparring_requests_total", "sparring_ingest_in_flight_bytes", "sparring_watchers"}
     process = {"process_start_time_seconds", "process_resident_memory_bytes"}
-    assert names == store | ack | counts | others | process | {"sparring_latest_version"}
+    later = {"sparring_steps", "sparring_return_mean", "sparring_active_players"}
+    assert names == store | ack | counts | others | process | later | {"sparring_latest_version"}
 
 
 def test_health(api: Api, setup: Setup, monkeypatch: pytest.MonkeyPatch) -> None:
