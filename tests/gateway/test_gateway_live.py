@@ -254,6 +254,29 @@ def test_erasing_takes_a_players_episodes_off_the_curve(api: Api) -> None:
     assert (seen.episodes, seen.return_mean, [p.player for p in seen.players]) == (1, 3.0, ["ann"])
 
 
+def test_what_was_erased_at_another_gateway_or_discarded_goes_as_well(
+    api: Api, setup: Setup, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(live, "ACTIVE", -1.0)  # as if the last upload were long ago: nothing else brings it on
+    monkeypatch.setattr(live, "ERASED_EVERY", 0.0)
+    other = Api(create_app(setup.store, setup.registry, setup.trainer_dir))
+    try:
+        odd = fragment(6, player="eve")
+        upload(api, fragment(3, player="ann"), fragment(9, player="bob"), odd)
+        assert snapshot(other).return_mean == 6.0
+        api.request("DELETE", f"/v1/games/{GAME.name}/players/bob")
+        seen = snapshot(other)
+        assert (seen.episodes, seen.return_mean) == (2, 4.5)
+        assert {p.player for p in seen.players} == {"ann", "eve"}
+        setup.store.discard(GAME.name, [odd.id], "learning from it alone makes what was learned useless")
+        assert [(s.episodes, s.return_mean) for s in map(snapshot, (api, other))] == [(1, 3.0)] * 2
+        setup.store.delete_game(GAME.name)
+        setup.store.register(GAME)
+        assert [s.episodes for s in map(snapshot, (api, other))] == [0, 0]
+    finally:
+        other.close()
+
+
 @pytest.mark.parametrize("text", [b"", b"{", b'{"game": 1}', b"\xff", b'{"game": "\xff"}'])
 def test_a_torn_status_is_no_status(api: Api, setup: Setup, text: bytes) -> None:
     (setup.trainer_dir / GAME.name).mkdir(parents=True)
