@@ -24,6 +24,7 @@ from sparring.games import Box, Dict, Discrete, Game, MultiDiscrete
 from sparring.games.catalog import load
 from sparring.registry.registry import Registry
 from sparring.runs import checkpoint
+from sparring.store.lineage import Lineage
 from sparring.store.profile import GameSettings, Profile, Revision
 from sparring.store.protocol import Episode
 from sparring.store.sqlite import SqliteStore
@@ -718,6 +719,50 @@ def test_one_failing_checkpoint_does_not_skip_the_others(platform: Platform) -> 
     assert checkpoint.exists(platform.data / "trainer/larger/checkpoint")
     assert "stopped, but cannot save its checkpoint" in platform.status("a-first")["state"]
     assert platform.status("larger")["state"] == "stopped"
+
+
+@pytest.mark.parametrize("error", [SparringError("its tally is damaged"), KeyError("tally"), SystemExit("no")])
+def test_a_game_whose_play_cannot_be_counted_stops_nobody(
+    platform: Platform, monkeypatch: pytest.MonkeyPatch, error: BaseException
+) -> None:
+    def counted(self: Lineage) -> int:
+        if self.game.name == "a-first":
+            raise error
+        return count(self)
+
+    count = Lineage.count
+    monkeypatch.setattr(Lineage, "count", counted)
+    roster = Roster(platform.data, platform.store, platform.registry, settings(), str(platform.data / "store.db"))
+    for name in ("a-first", "larger"):
+        platform.store.register(msgspec.structs.replace(LARGER, name=name))
+        platform.store.append(played(msgspec.structs.replace(LARGER, name=name), 20))
+    drive(roster, lambda: platform.status("larger")["updates"] > 0)
+    assert platform.status("a-first")["state"].startswith("failed: ")
+    assert roster.places["a-first"].retry == 30.0  # not asked again at once
+    roster.stop()
+
+
+def test_figures_that_cannot_be_told_skip_no_last_checkpoint(
+    platform: Platform, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    roster = Roster(platform.data, platform.store, platform.registry, settings(), str(platform.data / "store.db"))
+    for name in ("a-first", "larger"):
+        platform.store.register(msgspec.structs.replace(LARGER, name=name))
+        platform.store.append(played(msgspec.structs.replace(LARGER, name=name), 20))
+    drive(roster, lambda: all(platform.status(name)["updates"] for name in ("a-first", "larger")))
+
+    def told(self: GameTrainer, state: str) -> Any:
+        if self.game.name == "a-first":
+            raise ValueError("its tally is damaged")
+        return status(self, state)
+
+    status = GameTrainer.status
+    monkeypatch.setattr(GameTrainer, "status", told)
+    roster.stop()
+    for name in ("a-first", "larger"):
+        assert checkpoint.exists(platform.data / f"trainer/{name}/checkpoint")
+        assert platform.status(name)["state"] == "stopped"
+    assert caplog.text.count("a-first: its figures cannot be told") == 1
 
 
 def test_learning_goes_on_while_its_figures_cannot_be_written(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
