@@ -2,19 +2,20 @@
 a restart, in the trainer's checkpoint."""
 
 import math
+import time
 from collections import Counter
 from collections.abc import Set
 
 import msgspec
 
 from sparring.registry.manifest import DEFAULT_MODEL, RANDOM
-from sparring.store.protocol import Episode
+from sparring.store.protocol import Episode, Store
 from sparring.trainer.control import Control
 from sparring.trainer.sequential import unpaired
 
-__all__ = ["PAGE", "YOUNG", "EpisodeReturns", "Memory", "decisive", "name_of"]
+__all__ = ["YOUNG", "EpisodeReturns", "Memory", "decisive", "name_of"]
 
-PAGE = 1000  # episodes that are read at once
+PAGE, PAGES = 1000, 10  # episodes that are read at once, and so often in one look: then the other games have their turn
 YOUNG = 500, 3600.0  # episodes of bots and seconds until which a game is young: bad bots, quick learning
 REFERENCE = 30  # episodes in play that say how good a version is, where its promotion does not
 BLOCK = 200  # episodes that are compared with these at once: after many good ones a collapse would take long to show
@@ -87,6 +88,16 @@ class Memory(msgspec.Struct):
     wait: float = 0.0  # seconds between candidates
     decision: str = ""
     older: bool = False  # it was written before there were candidates: what is there is ours
+
+    def read(self, store: Store, game: str) -> bool:
+        """Episodes that were finished since; whether there may be more."""
+        for _ in range(PAGES):
+            page = store.episodes(game, self.cursor, PAGE)
+            for episode in page:
+                self.note(episode, time.time())
+            if len(page) < PAGE:
+                return False
+        return True
 
     def note(self, episode: Episode, now: float) -> None:
         """A finished episode, whoever played it."""
