@@ -394,6 +394,7 @@ class Snapshot(msgspec.Struct, frozen=True):
     paused: bool = False  # not trained; play is stored
     people: Play = Play()  # returns, episodes and curve above are of both together
     bots: Play = Play()
+    behind: bool = False  # a long history is being read: newer episodes are not in these figures yet
 
 
 class VersionRow(msgspec.Struct, frozen=True):

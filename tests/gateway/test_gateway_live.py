@@ -243,7 +243,9 @@ def test_a_long_history_is_taken_in_page_by_page(api: Api, setup: Setup, monkeyp
     monkeypatch.setattr(live, "MAX_PAGES", 5)
     monkeypatch.setattr(live, "ACTIVE", -1.0)  # as if the last upload were long ago: nothing else brings it on
     upload(api, *[fragment(2) for _ in range(100)])
-    assert [snapshot(api).episodes for _ in range(4)] == [35, 70, 100, 100]
+    seen = [snapshot(api) for _ in range(4)]
+    assert [s.episodes for s in seen] == [35, 70, 100, 100]
+    assert [s.behind for s in seen] == [True, True, False, False]
 
 
 def test_erasing_takes_a_players_episodes_off_the_curve(api: Api) -> None:

@@ -132,6 +132,7 @@ class GameView:
             paused=self._game in self._store.paused(),
             people=_play(history.people, stats.steps - stats.bot_steps),
             bots=_play(history.bots, stats.bot_steps),
+            behind=self._behind,
         )
         self._built_from, self.built = inputs, time.monotonic()
         return self.snapshot
