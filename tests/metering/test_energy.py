@@ -1,6 +1,7 @@
 """Sources of energy, at our own seam: a folder as the kernel has it for RAPL, a stand-in of NVIDIA's library, commands
 that print watts. No machine with the real counters is asked."""
 
+import itertools
 import logging
 import os
 import subprocess
@@ -230,11 +231,12 @@ def test_a_source_that_fails_is_said_once_and_then_missing(tmp_path, caplog):
     assert len([text for text in caplog.messages if "missing from here on" in text]) == 3
 
 
-def test_a_mistake_in_the_thread_is_told(tmp_path, caplog, monkeypatch):
-    sampler = Sampler(0.01, powercap=tmp_path, estimate=False)
-    monkeypatch.setattr(sampler, "_usage", lambda: 1 / 0)
+def test_a_mistake_in_the_thread_is_told_once_and_ends_nothing(tmp_path, caplog, monkeypatch):
+    sampler, usage, looks = Sampler(0.01, powercap=tmp_path, estimate=False), Sampler._usage, itertools.count(1)
+    monkeypatch.setattr(sampler, "_usage", lambda: usage(sampler) if next(looks) > 3 else 1 / 0)
     with sampler:
-        until(lambda: "not measured any more" in caplog.text)
+        until(lambda: "usage/cpu" in sampler.take())
+    assert caplog.text.count("a look at usage failed") == 1
     assert "ZeroDivisionError" in caplog.text
 
 

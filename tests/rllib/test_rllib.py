@@ -16,7 +16,7 @@ from recorded_play import balance, record
 
 from sparring.bench import scaling
 from sparring.bench.child import MeasuringChild
-from sparring.cli import training as commands
+from sparring.cli.publishing import publish_run
 from sparring.client.bot import Loaded
 from sparring.errors import InputError
 from sparring.experiment import Checkpoints, Evaluation, Experiment, Rollout, Stop
@@ -110,7 +110,7 @@ def test_nothing_in_a_run_is_pickled(ppo):
 
 def test_published_it_plays_as_any_model(ppo, tmp_path):
     where = str(tmp_path / "registry")
-    manifest = commands.publish_run(ppo.path, "bot", where)
+    manifest = publish_run(ppo.path, "bot", where)
     assert (manifest.algorithm, manifest.version) == ("rllib/PPO", 1)
     assert manifest.config["num_epochs"] == 8
     policy = Registry(where).policy("CartPole-v1", "bot", 1)
@@ -318,7 +318,7 @@ def test_what_cannot_be_rendered_trains_and_says_why(tmp_path):
     assert run.rows()[-1]["iteration"] == 1
     assert not (run.path / "policy.onnx").exists()
     with pytest.raises(InputError, match=r"no policy to play with: .* cannot be rendered .*use_lstm"):
-        commands.publish_run(run.path, "bot", str(tmp_path / "registry"))
+        publish_run(run.path, "bot", str(tmp_path / "registry"))
 
 
 def test_nothing_of_it_is_loaded_unless_asked_for():

@@ -469,3 +469,15 @@ def test_a_run_without_an_end_keeps_the_newest_of_its_cut_evaluations(tmp_path: 
     best = run.best()
     assert best is not None
     assert (best.iteration, best.cut) == (2, True)
+
+
+def test_a_discrete_observation_is_learned_within_seconds_by_default(tmp_path):
+    """Nobody chose a network: each state has values of its own."""
+    lake = {"id": "FrozenLake-v1", "is_slippery": False}
+    wanted = {"rollout": Rollout(envs=8), "iteration": 1000, "evaluation": Evaluation(every=2, episodes=2)}
+    stop = Stop(steps=40_000, return_=1.0)  # far more steps than it takes
+    run = loop.train(experiment(tmp_path / "run", game=lake, algorithm={"name": "dqn"}, stop=stop, **wanted))
+    assert run.policy().layers == ()
+    best = run.best()
+    assert best is not None
+    assert best.ret == 1.0

@@ -9,7 +9,7 @@ Each player is compared with themselves, as far as they played before: that othe
 
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from typing import NamedTuple
 
 import msgspec
@@ -46,6 +46,11 @@ class Control(msgspec.Struct):
         if len(theirs) >= MOST:
             del self.episodes[theirs[0]]
         self.episodes = [*self.episodes[1 - NOW - BEFORE :], (player, ret)]
+
+    def forget_others(self, players: Set[str]) -> None:
+        """Those who are not among these were erased."""
+        self.episodes = [each for each in self.episodes if each[0] in players]
+        self.before = [each for each in self.before if each[0] in players]
 
     @property
     def changed(self) -> bool:

@@ -36,6 +36,13 @@ export class Serving {
     return this.aliases.find((alias) => alias.name === name);
   }
 
+  // All names of a version, those of one's own after the two that everybody has.
+  names(version) {
+    const usual = (name) => ["stable", "candidate"].indexOf(name) >>> 0; // -1 is the largest of all
+    const names = this.aliases.filter((alias) => alias.version === version).map(({ name }) => name);
+    return names.sort((a, b) => usual(a) - usual(b) || a.localeCompare(b));
+  }
+
   // Looks again when the snapshot says that something moved, and now and then.
   follow(snapshot) {
     if (snapshot.game !== this.game) this.reset(snapshot.game);

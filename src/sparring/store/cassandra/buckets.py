@@ -138,7 +138,7 @@ class CassandraWriter:
                 try:
                     self.note_refusals()
                 except Exception:  # whatever it is, play is stored on
-                    log.exception("refused fragments are not noted")
+                    log.exception("rejected fragments are not noted")
             self._close_buckets()
         finally:
             self._queue.abandon()
@@ -289,7 +289,7 @@ class CassandraWriter:
                 self._counts.update(keys)
                 self._note(self._name, {key: self._counts[key] for key in keys}, refusals)
             except SparringError as error:
-                log.warning("%d refused fragments are not noted: %s", counts.total(), error)
+                log.warning("%d rejected fragments are not noted: %s", counts.total(), error)
 
     def note_from(self, source: str, totals: Mapping[str, int], refusals: Sequence[Refusal]) -> None:
         """A source has rows of its own, whoever writes them."""
