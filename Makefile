@@ -7,8 +7,9 @@ INSTALL = VIRTUAL_ENV=$(CURDIR)/.venv $(UV) pip install --compile-bytecode
 unexport PYTHONDONTWRITEBYTECODE
 # Commands that the tests use, and the packages of Debian and Ubuntu that have them. Go and Node come as wheels.
 SYSTEM = gcc=gcc gcc=libc6-dev chromium=chromium chromium=fonts-dejavu-core ip=iproute2 java=openjdk-17-jre-headless mvn=maven pgrep=procps openssl=openssl
-# Company proxies have certificates of their own.
+# Company proxies have certificates of their own. A uv that is on the PATH may be older, and know the second name alone.
 export UV_SYSTEM_CERTS = true
+export UV_NATIVE_TLS = true
 
 .PHONY: demo test nightly suite check lint types docs dist lock bench peers clean
 
@@ -59,6 +60,7 @@ lock: .venv/.uv  ## refresh the pinned versions after a change of pyproject.toml
 
 .venv/.uv:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "Sparring needs Python 3.11 or newer: make PYTHON=python3.12" >&2; exit 1; }
+	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || command -v apt-get >/dev/null || { echo "$(PYTHON) cannot make environments: please install its modules venv and ensurepip" >&2; exit 1; }
 	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || scripts/system-packages venv=python3-venv
 	test -x .venv/bin/python || $(PYTHON) -m venv .venv
 	command -v uv >/dev/null || .venv/bin/python -m pip install --quiet uv

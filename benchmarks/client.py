@@ -1,11 +1,13 @@
 """What the client costs a game: `record` while uploads run, `bot.act` next to a bare ONNX Runtime call of the same
-graph, mock players next to bare environments, the import next to NumPy's. The gateway runs in a process of its own.
+graph, actions over HTTP next to a bare request to the same server, mock players next to bare environments, the import
+next to NumPy's. The gateway runs in a process of its own.
 
 Rounds alternate; the tables show medians. `python benchmarks/client.py [--rounds 5]`
 """
 
 import argparse
 import contextlib
+import json
 import logging
 import socket
 import statistics
@@ -20,6 +22,7 @@ from typing import Any
 import gymnasium
 import numpy as np
 import onnxruntime
+import urllib3
 
 from sparring.client import Client
 from sparring.client.bot import Bot, Loaded
@@ -111,6 +114,23 @@ def act_times(game: Game, head: Head) -> dict[str, float]:
     )
 
 
+def http_times(url: str) -> dict[str, float]:
+    """Microseconds of requests over one connection that stays open, by turns."""
+    pool, game = urllib3.connection_from_url(url, maxsize=1), catalog.load("CartPole-v1")
+
+    def ask(method: str, path: str, body: bytes | None = None, expected: int = 200) -> None:
+        answer = pool.request(method, path, body=body, headers={"content-type": "application/json"})
+        assert answer.status == expected, answer.data
+
+    def acting(rows: int, explore: bool = False) -> Callable[[], None]:
+        body = json.dumps({"obs": [[0.01, -0.02, 0.03, -0.04]] * rows, "explore": explore}).encode()
+        return lambda: ask("POST", f"/v1/games/{game.name}/act", body)
+
+    pool.request("PUT", f"/v1/games/{game.name}", body=game.to_json(), headers={"content-type": "application/json"})
+    calls = {"bare": lambda: ask("GET", "/nothing", expected=404), "1": acting(1), "1, exploring": acting(1, True)}
+    return median_times({**calls, "64": acting(64)}, count=500)
+
+
 def bare_rate() -> float:
     """Steps per CPU second of environments that nobody records, played at random."""
     env = gymnasium.make("CartPole-v1", disable_env_checker=True)
@@ -156,6 +176,15 @@ def table_act(rounds: int) -> None:
             print(f"| {label}{suffix} | {bare:.1f} | {ours:.1f} | {ours / bare:.2f} |")
 
 
+def table_http(url: str, rounds: int) -> None:
+    print("\n| over HTTP, observations | bare request µs | `/act` µs | ratio |\n|---|---|---|---|")
+    found = [http_times(url) for _ in range(rounds)]
+    for rows in ("1", "1, exploring", "64"):
+        bare, ours = (statistics.median(times[name] for times in found) for name in ("bare", rows))
+        ratio = statistics.median(times[rows] / times["bare"] for times in found)
+        print(f"| {rows} | {bare:.0f} | {ours:.0f} | {ratio:.2f} |")
+
+
 def table_play(url: str, folder: Path, rounds: int) -> None:
     found = [(bare_rate(), *play_rate(url, folder)) for _ in range(rounds)]
     bare, wall, cpu = (statistics.median(column) for column in zip(*found, strict=True))
@@ -184,6 +213,7 @@ def main() -> None:
         with gateway(folder / "data") as url:
             table_record(url, folder / "client")
             table_act(rounds)
+            table_http(url, rounds)
             table_play(url, folder / "client", rounds)
             table_import(rounds)
 

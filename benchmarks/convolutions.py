@@ -21,7 +21,7 @@ import numpy as np
 import torch
 
 from sparring.games import Box
-from sparring.networks.functions import init_params, torso
+from sparring.networks.functions import init_params, mean_gradients, torso
 from sparring.networks.spec import Conv, Dense, Layer, torso_shapes
 
 BATCH, STEPS, LR = 256, 3, 1e-3
@@ -37,13 +37,14 @@ def ours(layers: tuple[Layer, ...], images: np.ndarray) -> Run:
     shapes, _ = torso_shapes(Box(images.shape[2:], "uint8"), layers)
     params = init_params(jax.random.key(0), shapes)
 
-    def loss(params: Any, x: jax.Array) -> jax.Array:
-        return jnp.square(torso(layers, params, x)).mean()
+    def loss(params: Any, x: jax.Array) -> tuple[jax.Array, dict[str, Any]]:
+        return jnp.square(torso(layers, params, x)).mean(), {}
 
     @jax.jit
     def run(params: Any, images: jax.Array) -> Any:
         def step(params: Any, x: jax.Array) -> tuple[Any, None]:
-            return jax.tree.map(lambda p, g: p - LR * g, params, jax.grad(loss)(params, x)), None
+            grads, _ = mean_gradients(loss, params, x, images=True)
+            return jax.tree.map(lambda p, g: p - LR * g, params, grads), None
 
         return jax.lax.scan(step, params, images)[0]
 

@@ -207,13 +207,13 @@ def levers(load: Load) -> list[str]:
         f"- **How long play is kept.** Nothing is dropped by age yet; {KEPT} days are counted. Each further day is "
         f"{day / 1e3:.0f} TB of disk, ${day * GP3_GB:,.0f} a month and {math.ceil(day / CASSANDRA_GB)} nodes.",
         "- **How long the stream keeps records.** A week, the default, costs "
-        f"${load.shards * WEEK_HOUR * MONTH:,.0f} a month more than a day (`--retention 24`, `RetentionHours=24`); "
-        "then a job that is away for longer than a day loses play.",
-        "- **How often bots are published.** Players download every version that they get while they play: at one "
-        f"in 10 s, the most that the default allows, {often / 1e3:,.0f} TB a month, "
+        f"${load.shards * WEEK_HOUR * MONTH:,.0f} a month more than a day (`--retention 24`, `RetentionHours=24`). "
+        "With a day, a job that is away for longer loses play.",
+        "- **How often bots are published.** Players download every version that they get while they play. At one "
+        f"in 10 s, the most that the default allows, that is {often / 1e3:,.0f} TB a month: "
         f"${often * EGRESS_GB:,.0f} at ${EGRESS_GB} a GB.",
-        f"- **How often clients look.** At the default of 5 s {looks / 1e9:.1f} billion GETs a month, "
-        f"${looks * GET:,.0f}; at {REFRESH:.0f} s ${load.polls * GET:,.0f}.",
+        f"- **How often clients look.** The default of 5 s makes {looks / 1e9:.1f} billion GETs a month, "
+        f"${looks * GET:,.0f}; {REFRESH:.0f} s costs ${load.polls * GET:,.0f}.",
         "- **Traffic between zones** ($0.01 a GB each way) and logs are not counted.",
     ]
 

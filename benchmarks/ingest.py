@@ -68,7 +68,7 @@ def _fragment(game: Game, columns: Columns, b: int, i: int) -> Fragment:
     )
 
 
-# The load: a process that prepares its requests, says so, and sends them when told to.
+# The load: a process that prepares its requests, says so, and sends them on a signal.
 
 
 def load(options: argparse.Namespace) -> None:

@@ -14,8 +14,9 @@ seconds of it the learner finishes what it is allowed to learn, which on an ordi
 With `--inject`, what the learner made of it is judged, too: an injection that did no harm shows nothing.
 
 A promotion is a clear regression when the served version is worse than the one before it with 99 % confidence, in
-`JUDGED` paired episodes that neither has seen, played as players met it, which is what a promotion is decided by. Those
-that are worse greedily, as nobody met them, are counted apart.
+`JUDGED` paired episodes that neither has seen, played as players met it: with exploration. Those that are worse when
+they play greedily are counted apart. Declared games are promoted by what players met; CartPole, which has a simulator,
+by greedy play there.
 """
 
 import argparse

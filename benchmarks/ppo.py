@@ -69,19 +69,31 @@ def experience(case: Case) -> Trajectories:
     return Trajectories(obs, taken, reward, ended, ended, np.full(shape, -1, "f4"), np.ones(shape, bool))
 
 
+def bare_network(params: Any, prefix: str, x: jax.Array) -> jax.Array:
+    for i in range(2):
+        x = jnp.tanh(x @ params[f"{prefix}torso.{i}.w"] + params[f"{prefix}torso.{i}.b"])
+    return x @ params[f"{prefix}head.w"] + params[f"{prefix}head.b"]
+
+
+def bare_advantages(case: Case, data: Trajectories, value: jax.Array) -> jax.Array:
+    c, going = case.config, 1.0 - data.ended
+    delta = data.reward + c.gamma * going * value[:, 1:] - value[:, :-1]
+
+    def back(later: jax.Array, step: Any) -> tuple[jax.Array, jax.Array]:
+        total = step[0] + c.gamma * c.lam * step[1] * later
+        return total, total
+
+    return jax.lax.scan(back, jnp.zeros(case.segments), (delta.T, going.T), reverse=True)[1].T
+
+
 def bare(case: Case) -> Callable[[Any, Trajectories, jax.Array], Any]:
     """What one would write for exactly this case."""
     c, continuous = case.config, isinstance(case.game.action, Box)
     optimiser = optax.chain(optax.clip_by_global_norm(c.max_grad_norm), optax.adam(c.lr, eps=1e-5))
     entropy_weight = 0.0 if continuous else 0.01
 
-    def network(params: Any, prefix: str, x: jax.Array) -> jax.Array:
-        for i in range(2):
-            x = jnp.tanh(x @ params[f"{prefix}torso.{i}.w"] + params[f"{prefix}torso.{i}.b"])
-        return x @ params[f"{prefix}head.w"] + params[f"{prefix}head.b"]
-
     def density(params: Any, obs: jax.Array, action: jax.Array) -> tuple[jax.Array, jax.Array]:
-        out = network(params, "", obs)
+        out = bare_network(params, "", obs)
         if continuous:
             log_std = params["head.log_std"]
             z = (action - out) * jnp.exp(-log_std)
@@ -94,7 +106,7 @@ def bare(case: Case) -> Callable[[Any, Trajectories, jax.Array], Any]:
         log_prob, entropy = density(params, obs, action)
         ratio = jnp.exp(log_prob - before)
         gain = jnp.minimum(ratio * advantage, jnp.clip(ratio, 1 - c.clip, 1 + c.clip) * advantage).mean()
-        error = jnp.square(network(params, "critic.", obs)[:, 0] - target).mean()
+        error = jnp.square(bare_network(params, "critic.", obs)[:, 0] - target).mean()
         return -gain + 0.25 * error - entropy_weight * entropy
 
     def learn(carry: Any, batch: Any) -> tuple[Any, None]:
@@ -104,17 +116,9 @@ def bare(case: Case) -> Callable[[Any, Trajectories, jax.Array], Any]:
 
     @jax.jit
     def update(params: Any, data: Trajectories, key: jax.Array) -> Any:
-        value = network(params, "critic.", data.obs)[..., 0]
+        value = bare_network(params, "critic.", data.obs)[..., 0]
         before, _ = density(params, data.obs[:, :-1], data.action)
-        going = 1.0 - data.ended
-        delta = data.reward + c.gamma * going * value[:, 1:] - value[:, :-1]
-
-        def back(later: jax.Array, step: Any) -> tuple[jax.Array, jax.Array]:
-            total = step[0] + c.gamma * c.lam * step[1] * later
-            return total, total
-
-        _, advantage = jax.lax.scan(back, jnp.zeros(case.segments), (delta.T, going.T), reverse=True)
-        advantage = advantage.T
+        advantage = bare_advantages(case, data, value)
         target = advantage + value[:, :-1]
         advantage = (advantage - advantage.mean()) / advantage.std()
         rows = [x.reshape(-1, *x.shape[2:]) for x in (data.obs[:, :-1], data.action, before, advantage, target)]

@@ -18,7 +18,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -31,7 +31,7 @@ ROOT = Path(__file__).parent.parent
 sys.path.append(str(ROOT / "tests"))
 
 from kinesis_server import running  # noqa: E402
-from servers import cassandra_node  # noqa: E402
+from servers import CassandraNode, cassandra_node  # noqa: E402
 
 from sparring.aws.kinesis import HASHES, Kinesis, Put, default_directory  # noqa: E402
 from sparring.experience import Columns, Fragment, new_id, pack  # noqa: E402
@@ -186,15 +186,8 @@ def rows_in(stream: Kinesis, done: Path, work: list[Fragment], game: Game) -> fl
     return time.perf_counter() - begin
 
 
-def rows_job(options: argparse.Namespace) -> None:
-    """The job of that pipeline: the same source, then JSON, a statement per row, 100 on their way."""
-    from pyspark.sql import DataFrame
-
-    from sparring.stream import ingest
-    from sparring.stream.sink import ShardResult
-    from sparring.stream.source import KinesisSource, Mark, Positions, Reached
-
-    positions, stored = Positions(options.dir / "positions.json"), 0
+def rows_sink(cassandra: str) -> Callable[[Iterator[Any]], Iterator[Any]]:
+    """What a task of that pipeline does. Spark sends it to other processes, so it imports what it needs itself."""
 
     def sink(batches: Iterator[Any]) -> Iterator[Any]:
         import json
@@ -204,7 +197,10 @@ def rows_job(options: argparse.Namespace) -> None:
         from cassandra.cluster import Cluster
         from cassandra.concurrent import execute_concurrent_with_args
 
-        host, _, port = options.cassandra.partition(":")
+        from sparring.stream.sink import ShardResult
+        from sparring.stream.source import Mark
+
+        host, _, port = cassandra.partition(":")
         cluster = Cluster([host], port=int(port))
         session = cluster.connect("bench")
         insert = session.prepare(
@@ -226,6 +222,19 @@ def rows_job(options: argparse.Namespace) -> None:
         cluster.shutdown()
         result = ShardResult(mark.batch, mark.shard, after, records=count)
         yield pa.RecordBatch.from_pydict({"result": [msgspec.json.encode(result).decode()]})
+
+    return sink
+
+
+def rows_job(options: argparse.Namespace) -> None:
+    """The job of that pipeline: the same source, then JSON, a statement per row, 100 on their way."""
+    from pyspark.sql import DataFrame
+
+    from sparring.stream import ingest
+    from sparring.stream.sink import ShardResult
+    from sparring.stream.source import KinesisSource, Positions, Reached
+
+    positions, stored, sink = Positions(options.dir / "positions.json"), 0, rows_sink(options.cassandra)
 
     def each(frame: DataFrame, number: int) -> None:
         nonlocal stored
@@ -366,6 +375,34 @@ def profile(case: str, results: list[dict[str, float]]) -> Iterator[str]:
         yield f"| {case} | {name} | {seconds / (CASES[case][1] * STEPS / 1e6):.2f} | |"
 
 
+CASSANDRA = "\n".join(
+    (
+        "batch_size_warn_threshold: 1024KiB",
+        "batch_size_fail_threshold: 8192KiB",
+        "write_request_timeout: 30s",  # a busy machine is slow, which is no failure here
+        "read_request_timeout: 30s",
+    )
+)
+NAMES = {
+    "ours": "**producer → stream → Spark → Cassandra**",
+    "rows": "(a) a JSON record and a row per step",
+    "driver": "(b) the Cassandra driver alone",
+    "stream": "the stream alone: put, and got again",
+    "alone": "our Cassandra store alone",
+}
+
+
+def make_tables(node: CassandraNode) -> None:
+    """Those of the two pipelines that we are compared with."""
+    with node.session() as session:
+        session.execute("CREATE KEYSPACE bench WITH replication = {'class': 'SimpleStrategy', 'replication_factor': 1}")
+        session.execute("CREATE TABLE bench.blobs (part text, id text, body blob, PRIMARY KEY (part, id))")
+        session.execute(
+            "CREATE TABLE bench.steps (player text, episode text, step int, obs text, action text, reward float,"
+            " next_obs text, done boolean, PRIMARY KEY ((player, episode), step))"
+        )
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--rounds", type=int, default=3)
@@ -378,39 +415,16 @@ def main() -> None:
     if options.role == "rows":
         rows_job(options)
         return
-    settings = "\n".join(
-        (
-            "batch_size_warn_threshold: 1024KiB",
-            "batch_size_fail_threshold: 8192KiB",
-            "write_request_timeout: 30s",  # a busy machine is slow, which is no failure here
-            "read_request_timeout: 30s",
-        )
-    )
-    names = {
-        "ours": "**producer → stream → Spark → Cassandra**",
-        "rows": "(a) a JSON record and a row per step",
-        "driver": "(b) the Cassandra driver alone",
-        "stream": "the stream alone: put, and got again",
-        "alone": "our Cassandra store alone",
-    }
     shares: list[str] = []
     print("| observation | what | steps/s | MB/s | × (a) | of (b) |\n|---|---|---|---|---|---|")
-    with running() as server, cassandra_node(flags=(), heap="1g", settings=settings) as node:
-        with node.session() as session:
-            session.execute(
-                "CREATE KEYSPACE bench WITH replication = {'class': 'SimpleStrategy', 'replication_factor': 1}"
-            )
-            session.execute("CREATE TABLE bench.blobs (part text, id text, body blob, PRIMARY KEY (part, id))")
-            session.execute(
-                "CREATE TABLE bench.steps (player text, episode text, step int, obs text, action text, reward float,"
-                " next_obs text, done boolean, PRIMARY KEY ((player, episode), step))"
-            )
+    with running() as server, cassandra_node(flags=(), heap="1g", settings=CASSANDRA) as node:
+        make_tables(node)
         for case in [options.case] if options.case else CASES:
             with tempfile.TemporaryDirectory(dir=options.dir) as folder:
                 results = measure(case, options.rounds, Path(folder), node, server)
             game = CASES[case][0]
             size = game.observation.element.itemsize + game.action.element.itemsize + 4
-            for key, name in names.items():
+            for key, name in NAMES.items():
                 rate = statistics.median(r[key] for r in results)
                 ratios = [statistics.median(r[key] / r[to] for r in results) for to in ("rows", "driver")]
                 megabytes = rate * size / 1e6

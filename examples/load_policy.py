@@ -1,4 +1,4 @@
-"""Loads a trained policy and looks into it: its actions, their probabilities and values, in NumPy.
+"""Loads a trained policy and looks into it: its actions, their probabilities, and values, in NumPy.
 
 python examples/load_policy.py runs/CartPole-v1-dqn-1@best
 python examples/load_policy.py CartPole-v1/bot/3 --registry .sparring/registry
@@ -31,10 +31,11 @@ def main() -> None:
     drawn, log_prob = policy.act(observations, policy.noise(rng, words.rows))
     print(f"greedy: {greedy.tolist()}")
     print(f"drawn: {drawn.tolist()}, log-probabilities {None if log_prob is None else log_prob.round(3).tolist()}")
-    for name, ask in (("probabilities", policy.probabilities), ("values", policy.values)):
+    asked = {"probabilities": policy.probabilities, "values": policy.values, "value of the state": policy.state_value}
+    for name, ask in asked.items():
         try:
             print(f"{name}: {np.round(ask(observations[0]), 3).tolist()}")
-        except sparring.InputError as error:  # continuous actions, or an actor without values
+        except sparring.InputError as error:  # continuous actions, or none was learned
             print(f"{name}: {error}")
 
 

@@ -1,6 +1,7 @@
 """Fixtures that several folders of tests share."""
 
 import os
+import signal
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -23,6 +24,10 @@ os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(Path.home() / ".cache" / 
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
 # A process's Ray reads its token once: one for all tests, and not in the user's home.
 os.environ["RAY_AUTH_TOKEN_PATH"] = str(Path(__file__).parent.parent / ".pytest_cache" / "ray" / "token")
+
+# Of a process in the background, shells ignore Ctrl-C, and so would all that it starts.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # Files that take minutes. Two processes share the files; begun with the longest, they end at about the same time.
 LONGEST = (

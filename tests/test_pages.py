@@ -9,7 +9,10 @@ from wrapped_page import WIDEST, wrapped
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
-GUIDES = [ROOT / name for name in ("CONTRIBUTING.md", "SECURITY.md", "CODE_OF_CONDUCT.md", "examples/README.md")]
+GUIDES = [
+    ROOT / name
+    for name in ("CONTRIBUTING.md", "CHANGELOG.md", "SECURITY.md", "CODE_OF_CONDUCT.md", "examples/README.md")
+]
 LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
 pages = pytest.mark.parametrize("page", [*PAGES, *GUIDES], ids=lambda page: str(page.relative_to(ROOT)))
 
@@ -38,6 +41,13 @@ def test_lines_can_be_read(page: Path) -> None:
 
 
 @pages
+def test_code_is_not_broken_over_lines(page: Path) -> None:
+    """It would be found by nobody who searches for it; and the page ends with a whole line."""
+    assert [number for number, line in prose(page) if line.count("`") % 2] == []
+    assert page.read_text().endswith("\n")
+
+
+@pages
 def test_tables_are_whole(page: Path) -> None:
     """A table has a head, and as many cells in each row as in its head: else a forge shows it as text."""
     tables: list[list[tuple[int, str]]] = [[]]
@@ -52,6 +62,13 @@ def test_tables_are_whole(page: Path) -> None:
         assert re.fullmatch(r"\|([ :]*-+[ :]*\|)+", table[1][1]), f"line {number}: a table without a head"
         for number, row in table:
             assert row.count("|") == head.count("|"), f"line {number} has other cells than the table's head"
+
+
+def test_what_the_readme_compares_is_filled_in() -> None:
+    (table,) = re.findall(r"^\| \| Sparring \|.*?\n\n", (ROOT / "README.md").read_text(), re.M | re.S)
+    rows = [row.split("|")[1:-1] for row in table.splitlines()[2:]]
+    assert len(rows) > 20
+    assert [row[0] for row in rows if not all(map(str.strip, row))] == []
 
 
 def test_wrapping_keeps_what_a_page_says() -> None:

@@ -12,11 +12,13 @@ import pytest
 
 import sparring
 import sparring.client
+from sparring import algorithms
 from sparring.errors import InputError
 from sparring.games import catalog
 from sparring.networks.policy import Policy
 from sparring.networks.spec import Categorical, Dense, Gaussian, QValues, param_shapes
 from sparring.registry.registry import Registry
+from sparring.runs import checkpoint
 
 HEAVY = ("numpy", "jax", "ray", "msgspec", "gymnasium", "onnxruntime", "rich", "urllib3", "obstore", "yaml")
 
@@ -193,6 +195,45 @@ def test_load_policy_from_everywhere(run, tmp_path):
     assert np.array_equal(best.values(obs), run.policy("best").values(obs))
     first = sparring.load_policy(run.path / "checkpoints/00000001")
     assert not np.array_equal(first.values(obs), wanted)
+    with pytest.raises(
+        InputError, match=r"no value of a state: .* was trained with dqn, which does not learn the value"
+    ):
+        first.state_value(obs)
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_the_value_of_a_state_in_numpy(shared, tmp_path):
+    """Of PPO, from the run's checkpoints, as JAX computes it; the others say why they have none."""
+    layers = [{"layer": "dense", "units": 8}]
+    algorithm = {"name": "ppo", "layers": layers, "steps": 64, "minibatch": 32, "epochs": 1, "shared": shared}
+    if not shared:
+        algorithm["critic_layers"] = [{"layer": "dense", "units": 6, "activation": "tanh"}, *layers]
+    run = sparring.train(
+        {
+            "game": "CartPole-v1", "algorithm": algorithm, "out": str(tmp_path / "run"), "stop": {"iterations": 2},
+            "evaluation": {"every": 2, "episodes": 1}, "checkpoint": {"every": 1},
+        }
+    )  # fmt: skip
+    obs = np.random.default_rng(0).normal(size=(5, 4)).astype(np.float32)
+    ppo = algorithms.create("ppo", run.policy().game, run.experiment.hyperparameters)
+    trained = {}
+    for which, target in (("1", f"{run.path}@1"), ("2", run), ("2", run.path / "checkpoints/00000002")):
+        policy = sparring.load_policy(target)
+        arrays, _ = checkpoint.load(run.path / "checkpoints" / f"{int(which):08d}")
+        params = {name[len("state.params['") : -2]: x for name, x in arrays.items() if name.startswith("state.params")}
+        seen = np.clip((obs - policy.params["normaliser.mean"]) / policy.params["normaliser.std"], -10, 10)
+        trained[which] = np.asarray(ppo.forward(params, seen)[1])
+        assert np.allclose(policy.state_value(obs), trained[which], atol=1e-5), target
+        assert np.allclose(policy.explore(0.0).state_value(obs[1]), trained[which][1], atol=1e-5)
+        with pytest.raises(InputError, match=r"no values of actions: .* See state_value"):
+            policy.values(obs)
+    assert not np.allclose(trained["1"], trained["2"])
+    with pytest.raises(InputError, match=r"no value of a state: .*@best is a policy alone"):
+        sparring.load_policy(f"{run.path}@best").state_value(obs)
+    Registry(tmp_path / "registry").publish(run.policy(), algorithm="ppo")
+    for published in ("CartPole-v1", run.path / "policy.safetensors"):
+        with pytest.raises(InputError, match=r"no value of a state: it is a policy alone\. PPO learns a value"):
+            sparring.load_policy(published, tmp_path / "registry").state_value(obs)
 
 
 def test_load_policy_says_what_is_wrong(run, tmp_path):

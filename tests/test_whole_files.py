@@ -26,6 +26,31 @@ def test_written_whole_or_not_at_all(tmp_path, monkeypatch):
     assert os.listdir(tmp_path) == ["a.json"], "nothing is left of what failed"
 
 
+def test_pieces_take_a_files_place_at_the_end(tmp_path):
+    path = tmp_path / "a.csv"
+    path.write_text("first")
+
+    def interrupted():
+        with files.replacing(path) as new, new.open("w") as file:
+            file.write("sec")
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        interrupted()
+    assert path.read_text() == "first"
+    assert os.listdir(tmp_path) == ["a.csv"], "nothing is left of what failed"
+    victim = tmp_path / "victim"
+    victim.write_text("precious")
+    (tmp_path / "a.csv.new").symlink_to(victim)
+    with files.replacing(path) as new, new.open("w") as file:
+        file.write("sec")
+        assert path.read_text() == "first"
+        file.write("ond")
+    assert path.read_text() == "second"
+    assert victim.read_text() == "precious"
+    assert not path.is_symlink()
+
+
 def test_directories_are_made_only_when_asked(tmp_path):
     """A run that was deleted while it is written does not come back as a torso."""
     with pytest.raises(FileNotFoundError):

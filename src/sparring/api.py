@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 
 from sparring.experience.validate import MAX_NAME
-from sparring.games.spec import ENV, NAME, Game, check_env, constrained
+from sparring.games.spec import ENV, NAME, Game, Keyword, check_env, constrained
 from sparring.registry.manifest import Alias, Manifest
 from sparring.store.profile import GameSettings
 from sparring.store.protocol import PlayerStats, Stats
@@ -89,12 +89,15 @@ class GameChange(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What is to change of a game; the rest stays as it is.
 
     :param name: What it is called from now on. Its old names go on working.
-    :param env: The Gymnasium id of its simulator; null: it has none. What another one was set to (`env_kwargs`) goes.
+    :param env: The Gymnasium id of its simulator; null: it has none. What another one was set to goes.
+    :param env_kwargs: What its simulator is set to instead of what it was set to: keywords of its constructor, as
+        `{"gravity": -5}`. Empty or null: nothing.
     :param archived: In no list, and not trained. Its play is kept, and its bots are served.
     """
 
     name: Annotated[str, constrained(pattern=f"^{NAME.pattern}$")] | msgspec.UnsetType = msgspec.UNSET
     env: Annotated[str, constrained(pattern=f"^{ENV.pattern}$")] | msgspec.UnsetType | None = msgspec.UNSET
+    env_kwargs: dict[str, Keyword] | msgspec.UnsetType | None = msgspec.UNSET
     archived: bool | msgspec.UnsetType = msgspec.UNSET
 
     def __post_init__(self) -> None:
@@ -138,8 +141,8 @@ class SettingsInfo(msgspec.Struct, frozen=True):
 class Act(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """Asks for actions. `obs`: a list of observations as in JSON fragments; in msgpack also the raw column.
 
-    Without `model`, `version` and `alias` it is what the game's players get: with `player`, the model that an A/B test
-    gives to that player; with `player` and `episode`, a candidate in its share of the episodes.
+    Without `model`, `version` and `alias` it is what the game's players get. With `player` it is the model that an A/B
+    test gives to that player. With `player` and `episode` it may be a candidate, in its share of the episodes.
     """
 
     obs: (
@@ -391,6 +394,7 @@ class Snapshot(msgspec.Struct, frozen=True):
     paused: bool = False  # not trained; play is stored
     people: Play = Play()  # returns, episodes and curve above are of both together
     bots: Play = Play()
+    behind: bool = False  # a long history is being read: newer episodes are not in these figures yet
 
 
 class VersionRow(msgspec.Struct, frozen=True):

@@ -9,7 +9,18 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-__all__ = ["append", "create", "locked", "replace_directory", "sync", "try_lock", "unlock", "write_new", "write_whole"]
+__all__ = [
+    "append",
+    "create",
+    "locked",
+    "replace_directory",
+    "replacing",
+    "sync",
+    "try_lock",
+    "unlock",
+    "write_new",
+    "write_whole",
+]
 
 
 def write_whole(path: Path, data: bytes, *, sync: bool = False, parents: bool = False, shared: bool = False) -> None:
@@ -42,6 +53,23 @@ def write_whole(path: Path, data: bytes, *, sync: bool = False, parents: bool = 
     if sync:
         for folder in folders:
             _sync_names(folder)
+
+
+@contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """Where to write a file piece by piece: `<name>.new`, which takes the file's place when the block ends. If the
+    block fails, the file stays what it was.
+
+    :param path: The file.
+    """
+    part = path.with_name(f"{path.name}.new")
+    part.unlink(missing_ok=True)  # as in `write_whole`
+    try:
+        yield part
+        os.replace(part, path)
+    except BaseException:
+        part.unlink(missing_ok=True)
+        raise
 
 
 def write_new(path: Path, data: bytes) -> None:

@@ -8,14 +8,14 @@ import time
 
 import msgspec
 
-__all__ = ["Heartbeat", "Patience", "Watch"]
+__all__ = ["Heartbeat", "SilenceLimits", "Watch"]
 
 log = logging.getLogger("sparring.platform")
 EVERY = 1.0  # seconds between two signs of life
 TICK = 1.0  # seconds that one look can add to a silence
 
 
-class Patience(msgspec.Struct, frozen=True):
+class SilenceLimits(msgspec.Struct, frozen=True):
     """Seconds without a sign of life. Turns are short, but a network may take minutes to compile on a busy machine."""
 
     reported: float = 30.0  # until it is said
@@ -45,8 +45,8 @@ class Watch:
     """The platform's end, of one process. Silence is added up over our own looks: a machine that slept, or a platform
     that was stopped itself, is not a trainer that hangs."""
 
-    def __init__(self, patience: Patience) -> None:
-        self._patience = patience
+    def __init__(self, limits: SilenceLimits) -> None:
+        self._limits = limits
         self._read, self.pipe = os.pipe()  # `pipe` is the process's
         os.set_blocking(self._read, False)
         self._silent, self._looked = 0.0, time.monotonic()
@@ -60,17 +60,17 @@ class Watch:
         with contextlib.suppress(BlockingIOError):
             if os.read(self._read, 4096):
                 self._heard()
-        patience = self._patience
-        if self._alive and self._silent > patience.reported and not self._warned:
+        limits = self._limits
+        if self._alive and self._silent > limits.reported and not self._warned:
             self._warned = True
             log.warning(
                 "the trainer (process %d) has given no sign of life for %.0f s: it is busy with a long turn, or hangs; "
                 "after %.0f s it is replaced",
                 pid,
                 self._silent,
-                patience.killed,
+                limits.killed,
             )
-        if self._silent <= (patience.killed if self._alive else patience.start):
+        if self._silent <= (limits.killed if self._alive else limits.start):
             return False
         log.error("the trainer (process %d) gave no sign of life for %.0f s: killed and replaced", pid, self._silent)
         return True

@@ -18,7 +18,7 @@ from sparring.aws.kinesis import Kinesis, default_directory
 from sparring.errors import InputError
 from sparring.files import try_lock
 from sparring.gateway.app import create_app, serve
-from sparring.heartbeat import Patience, Watch
+from sparring.heartbeat import SilenceLimits, Watch
 from sparring.registry.registry import Registry, RegistryError
 from sparring.store import open_store
 from sparring.store.profile import GameSettings
@@ -46,14 +46,14 @@ def up(
     stream: str | None = None,
     ingest: bool = True,
     allowed_hosts: Sequence[str] = (),
-    patience: Patience | None = None,
+    limits: SilenceLimits | None = None,
     defaults: GameSettings = GameSettings(),
     on_news: Callable[[str], None] | None = None,
 ) -> None:
     """Runs until SIGINT or SIGTERM, then stops cleanly; the next `up` on the same directory goes on. `settings`: the
     trainer's, as JSON; none: no trainer. `store` and `registry`: others than the directory's own, by their addresses.
     With a `stream` uploads go over it to the store; `ingest`: by a job of ours. `allowed_hosts`: names that
-    the gateway answers to, see `gateway.hosts`. `patience`: with a trainer that gives no sign of life. `defaults`: what
+    the gateway answers to, see `gateway.hosts`. `limits`: how long the trainer may be silent. `defaults`: what
     the gateway shows of settings for which a game has none. `on_news`: gets a line for people when a game's training
     fails, and when a version is promoted, rejected or rolled back."""
     published = _registry(data, registry)
@@ -81,7 +81,7 @@ def up(
             if settings is not None and on_news is not None:
                 stack.enter_context(news.following(data / "trainer", on_news))
             if settings is not None:  # only now: a port in use must not cost a trainer's start
-                stack.enter_context(_trainer(data, settings, store, registry, patience or Patience()))
+                stack.enter_context(_trainer(data, settings, store, registry, limits or SilenceLimits()))
             if stream is not None and ingest:
                 stack.enter_context(_ingest(data, stream, address))
             if ready is not None:
@@ -139,13 +139,13 @@ def _require_writable(log: Path) -> None:
 
 @contextlib.contextmanager
 def _trainer(
-    data: Path, settings: bytes, store: str | None, registry: str | None, patience: Patience
+    data: Path, settings: bytes, store: str | None, registry: str | None, limits: SilenceLimits
 ) -> Iterator[None]:
     command = [sys.executable, "-m", "sparring.trainer.process", "--parent", str(os.getpid())]
     command += _trainer_words(data, settings, store, registry)
     # Gateway, players and learner share the cores: a small network gains nothing from more threads than one.
     env = {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": "--xla_cpu_multi_thread_eigen=false"}
-    with _kept(_Child(command, data / TRAINER_LOG, env | os.environ, patience)):
+    with _kept(_Child(command, data / TRAINER_LOG, env | os.environ, limits)):
         yield
 
 
@@ -159,11 +159,13 @@ def _ingest(data: Path, stream: str, store: str) -> Iterator[None]:
 
 
 class _Child:
-    """A process that is kept running: started again when it dies, and, with `patience`, when it gives no sign of life
+    """A process that is kept running: started again when it dies, and, with `limits`, when it is silent for too long
     (--beat). It writes to `output` and goes when we go, also when we are killed."""
 
-    def __init__(self, command: list[str], output: Path, env: dict[str, str], patience: Patience | None = None) -> None:
-        self.command, self.output, self.env, self.patience = command, output, env, patience
+    def __init__(
+        self, command: list[str], output: Path, env: dict[str, str], limits: SilenceLimits | None = None
+    ) -> None:
+        self.command, self.output, self.env, self.limits = command, output, env, limits
         self.stopping = threading.Event()
         self.hung = False  # the process before this one
 
@@ -177,10 +179,10 @@ class _Child:
 
     def run(self) -> None:
         """One process, to its end."""
-        if self.patience is None:
+        if self.limits is None:
             self.attend(self.command, None)
             return
-        with contextlib.closing(Watch(self.patience)) as watch:
+        with contextlib.closing(Watch(self.limits)) as watch:
             words = [*self.command, "--beat", str(watch.pipe), *(["--hung"] if self.hung else [])]
             self.hung = False
             self.attend(words, watch)

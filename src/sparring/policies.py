@@ -1,6 +1,8 @@
 """Policies by name: of a run, a checkpoint, a file or a published model, to act with in NumPy and to evaluate."""
 
 import re
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -26,6 +28,7 @@ def load_policy(target: "str | Path | Run", registry: "str | Path | Registry" = 
         action, _ = policy.act(obs)
         policy.probabilities(obs)  # of each action, where actions are discrete
         policy.values(obs)  # of each action, of algorithms that learn Q-values
+        policy.state_value(obs)  # of a run of PPO or IQL
 
     :param target: A run (its last policy), `RUN@best` or `RUN@40`, a checkpoint's directory, a `policy.safetensors`,
         a published version's directory, or a published model by name: `GAME[/MODEL[/VERSION]]`.
@@ -33,10 +36,10 @@ def load_policy(target: "str | Path | Run", registry: "str | Path | Registry" = 
     :raises InputError: there is no such policy; the message says what there is.
     """
     if isinstance(target, Run):
-        return target.policy()
+        return _of_run(target, "last")
     if (at := find_run(str(target))) is not None:
         run, which = at
-        return run.policy("last" if which is None else which)
+        return _of_run(run, "last" if which is None else which)
     if (found := _from_path(Path(target))) is not None:
         return found
     return _published(str(target), registry)
@@ -66,6 +69,13 @@ def evaluate(
     return summary(play(found, episodes, seed, explore=explore))
 
 
+def _of_run(run: Run, which: str) -> Policy:
+    """With its value network, which a run's checkpoint has: read when it is first asked for, as that takes JAX."""
+    saved = run.checkpoints()
+    number = str(int(saved[-1].name)) if which == "last" and saved else which
+    return replace(run.policy(which), critic=partial(run.value, number))
+
+
 def _from_path(path: Path) -> Policy | None:
     """Of a file, a checkpoint or a published version's directory; None where the path is none of these."""
     from sparring.export import weights
@@ -74,7 +84,7 @@ def _from_path(path: Path) -> Policy | None:
         root = path.parent.parent if path.parent.name == "checkpoints" else path.parent
         name = path.name.removesuffix(".old")
         if is_run(root) and (name == BEST or name.isdecimal()):
-            return Run(root).policy("best" if name == BEST else str(int(name)))
+            return _of_run(Run(root), "best" if name == BEST else str(int(name)))
         raise InputError(f"{path} is a checkpoint of no run: a policy is loaded from a run's checkpoint")
     file = path / "policy.safetensors" if path.is_dir() else path
     if file.suffix != ".safetensors" or not file.is_file():

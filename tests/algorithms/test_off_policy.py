@@ -115,7 +115,7 @@ def test_bc_imitates(game: Game) -> None:
     ("name", "game"), [("iql", DISCRETE), ("iql", CHOICES), ("iql", BOX), ("cql", DISCRETE), ("cql", BOX)], **label
 )
 def test_offline_from_random_play(name: str, game: Game) -> None:
-    """Nobody played well; what is good can be told from the rewards alone."""
+    """Nobody played well; what is good shows in the rewards alone."""
     learning = Learning(make(name, game))
     learning.take(play(game, anything(game, learning.rng), learning.rng, 20, 200))
     learning.update(1500)

@@ -15,7 +15,7 @@ GAME = Game("g", Box((2,)), Discrete(1000, start=7))
 
 
 def fragment(number: int, steps: int, log_prob: bool = True) -> Columns:
-    """Every step can be told from every other: by fragment and place in it."""
+    """Every step differs from every other: by fragment and place in it."""
     obs = np.stack([np.full(steps + 1, number), np.arange(steps + 1)], -1).astype(np.float32)
     place = np.arange(steps)
     return Columns(

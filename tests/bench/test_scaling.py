@@ -133,6 +133,16 @@ def test_the_page_compares_with_the_reference_study(tmp_path):
     assert "| 4 | – | – | 23.5 s (×1.8) | 15.5 s (×2.7) |" in page
 
 
+def test_who_reads_the_page_while_it_is_written_reads_a_whole_one(tmp_path):
+    experiment, found = Experiment(game="CartPole-v1", algorithm={"name": "ppo"}), [measured(1, 0, [40])]
+    report.write(tmp_path, experiment, found, "sparring bench scaling …")
+    with (tmp_path / "scaling.csv").open() as table, (tmp_path / "scaling.md").open() as page:
+        before = [(tmp_path / name).read_text() for name in ("scaling.csv", "scaling.md")]
+        report.write(tmp_path, experiment, [*found, measured(2, 0, [20])], "sparring bench scaling …")
+        assert [table.read(), page.read()] == before
+    assert "speed_up" in (tmp_path / "scaling.csv").read_text()
+
+
 def test_the_speed_up_is_that_of_the_rates_beside_it(tmp_path):
     """Rounds that differ much: the median of their ratios, 1.02, is not what the two rates say."""
     found = [measured(1, None, [4000 / 52_657, 4000 / 65_000, 4000 / 40_000])]

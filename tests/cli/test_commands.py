@@ -15,6 +15,7 @@ from typer.testing import CliRunner
 
 from sparring import algorithms
 from sparring.cli import training as commands
+from sparring.cli.publishing import publish
 from sparring.edge import exporter
 from sparring.errors import InputError
 from sparring.experiment import Checkpoints, Evaluation, Experiment, Rollout, Stop
@@ -34,8 +35,9 @@ from sparring.training.evaluate import play
 from sparring.training.learner import Learner
 
 app = typer.Typer()
-for _name in ("train", "evaluate", "record", "plot", "publish", "runs"):
+for _name in ("train", "evaluate", "record", "plot", "runs"):
     app.command(_name)(getattr(commands, _name))
+app.command("publish")(publish)
 
 
 def call(*words: object) -> str:
@@ -198,6 +200,7 @@ def test_publish_for_another_game_with_the_same_spaces(run, tmp_path):
     assert simulated.game.schema == bounded.schema
     # A trainer of the declared form, which learns from people, goes on from what was simulated.
     name = warm.prepare(tmp_path, Registry(tmp_path / "registry"), bounded, Settings())
+    assert not algorithms.find(name).on_policy
     given = checkpoint.hyperparameters(tmp_path, name, bounded, {})
     learner = Learner(algorithms.create(name, bounded, given))
     assert learner.warm_start(simulated, 1000) is None
@@ -215,6 +218,29 @@ def test_publish_for_another_game_with_the_same_spaces(run, tmp_path):
     with pytest.raises(InputError, match=r"CartPole-v1 does not play other: they differ in action \(.*n.:2,"):
         call("publish", run.path, *where, "--game", declared)
     assert Registry(tmp_path / "registry").latest("other") is None
+
+
+def test_publish_says_when_the_algorithm_cannot_learn_from_people(run, tmp_path):
+    cartpole = catalog.load("CartPole-v1")
+    e = Experiment(
+        game="CartPole-v1",
+        algorithm={"name": "ppo", "layers": [], "steps": 64, "epochs": 1},
+        stop=Stop(iterations=1),
+        out=str(tmp_path / "ppo"),
+    )
+    ppo, where = loop.train(e).path, ("--registry", tmp_path / "registry")
+    said = "warning: ppo cannot learn from people's play"
+    assert said not in call("publish", ppo, *where)  # no platform here knows the game
+    declared = tmp_path / "mine.json"
+    declared.write_bytes(replace(cartpole, name="mine", env=None).to_json())
+    shown = call("publish", ppo, *where, "--game", declared)
+    assert said in shown
+    assert "sparring settings mine --set algorithm=dqn" in shown
+    assert "warning" not in call("publish", run.path, *where, "--game", declared)
+    with closing(SqliteStore(tmp_path / "store.db")) as store:
+        store.register(cartpole)
+    assert said in call("publish", ppo, *where)
+    assert said not in call("publish", ppo, *where, "--model", "other")  # its trainer does not go on from that
 
 
 def test_every_command_takes_any_policy_that_a_run_keeps(run, tmp_path):

@@ -1,4 +1,4 @@
-"""A small server of our own making for the client's tests: it keeps what it is sent, and misbehaves when told to."""
+"""A small server of our own making for the client's tests: it keeps what it is sent, and misbehaves on request."""
 
 import contextlib
 import hashlib
@@ -176,15 +176,6 @@ class FakeServer(ThreadingHTTPServer):
 
     def steps(self) -> int:
         return sum(f.steps for f in list(self.fragments.values()))
-
-
-def until(condition: Callable[[], Any], seconds: float = 20.0) -> Any:
-    """Polls until the condition holds, and returns what it said."""
-    deadline = time.monotonic() + seconds
-    while not (found := condition()):
-        assert time.monotonic() < deadline, "it did not happen in time"
-        time.sleep(0.01)
-    return found
 
 
 def walk(steps: int, seed: int = 0, game: Game = GAME) -> list[tuple[Any, ...]]:

@@ -9,7 +9,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from fake_server import GAME, until, walk
+from fake_server import GAME, walk
+from waiting import until
 
 from sparring.client import Client, public_bot
 from sparring.client.transports.base import Unavailable

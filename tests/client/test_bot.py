@@ -6,7 +6,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from fake_server import GAME, FakeServer, Handler, Reply, policy_file, problem, until, walk
+from fake_server import GAME, FakeServer, Handler, Reply, policy_file, problem, walk
+from waiting import until
 
 from sparring.client import Acted, Client, Unavailable, bots
 from sparring.client.bot import Bot, Loaded
@@ -347,7 +348,7 @@ def test_steps_of_a_bot_asked_for_one_player_are_not_anothers(published: FakeSer
 
 
 class Trickle:
-    """A server's fault: a model's file comes a byte at a time, until it is told to hurry."""
+    """A server's fault: a model's file comes a byte at a time, until the test lets it hurry."""
 
     def __init__(self) -> None:
         self.hurry, self.begun = threading.Event(), threading.Event()
@@ -417,7 +418,7 @@ def test_a_slow_upload_delays_no_bot(published: FakeServer, client_of: Make) -> 
         client.record(*step)
     assert not client.flush(0.5)
     published.publish(GAME, V2, 2)
-    until(lambda: bot.act(OBS) is not None and bot.version == 2, 10)
+    until(lambda: bot.act(OBS) is not None and bot.version == 2, seconds=10)
     assert client.stats.uploaded == 0
     hang.set()
     assert client.flush()

@@ -3,7 +3,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from fake_server import GAME, FakeServer, Handler, Reply, until, walk
+from fake_server import GAME, FakeServer, Handler, Reply, walk
+from waiting import until
 
 from sparring.client import Client, SchemaMismatch, Unavailable
 from sparring.errors import InputError

@@ -4,7 +4,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fake_server import GAME, FakeServer, Handler, Reply, policy_file, problem, until
+from fake_server import GAME, FakeServer, Handler, Reply, policy_file, problem
+from waiting import until
 
 from sparring.client import Unavailable
 from sparring.errors import InputError

@@ -7,7 +7,8 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
-from fake_server import GAME, until, walk
+from fake_server import GAME, walk
+from waiting import until
 
 from sparring.api import Problem, Rejected, Uploaded
 from sparring.client import (

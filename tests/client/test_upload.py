@@ -12,7 +12,8 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
-from fake_server import GAME, FakeServer, Handler, Reply, problem, until, walk
+from fake_server import GAME, FakeServer, Handler, Reply, problem, walk
+from waiting import until
 
 from sparring.client import Client, uploader
 from sparring.client.spool import Spool

@@ -11,7 +11,8 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
-from fake_server import GAME, FakeServer, Handler, Reply, policy_file, problem, until, walk
+from fake_server import GAME, FakeServer, Handler, Reply, policy_file, problem, walk
+from waiting import until
 
 from sparring.client import Acted, Client, uploader
 from sparring.client.recorder import Recorder

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from fake_server import GAME, until, walk
+from fake_server import GAME, walk
+from waiting import until
 
 from sparring.client import Acted, Client, SchemaMismatch
 from sparring.errors import InputError

@@ -74,7 +74,7 @@ def open_page(chromium: Browser) -> Iterator[Callable[..., Page]]:
         contexts.append(context)
         page = context.new_page()
         page.set_default_timeout(20_000)
-        page.on("console", lambda message: note(message.type, message.text))
+        page.on("console", lambda message: note(message.type, f"{message.text} {message.location.get('url', '')}"))
         page.on("pageerror", lambda error: note("error", str(error)))
         page.goto(url)
         return page

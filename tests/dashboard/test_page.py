@@ -508,6 +508,34 @@ def test_a_first_candidate_is_shown_before_players_get_a_version(
         assert [row[0].split() for row in rows(page, "Versions")] == [["v1", "candidate"]]
 
 
+def test_names_of_ones_own_stand_beside_their_version(platform: Platform, open_page: Callable[..., Page]) -> None:
+    play(platform)
+    for name, version in (("tournament", 1), ("easy", 1), ("hard", 2)):
+        platform.registry.move(CARTPOLE.name, "bot", name, version, reason="mine", by="ann")
+    with platform.serve() as url:
+        page = open_page(url)
+        first, second = (page.locator(f'#versions tr[data-version="{version}"]') for version in (1, 2))
+        expect(first.locator(".role")).to_have_text("easy, tournament")
+        expect(second.locator(".role")).to_have_text("stable, hard")
+        expect(first.get_by_role("button", name="promote")).to_be_visible()
+        expect(second.get_by_role("button", name="promote")).to_be_hidden()
+
+
+def test_a_page_that_is_behind_says_so(
+    platform: Platform, open_page: Callable[..., Page], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sparring.gateway.live.PAGE", 1)
+    monkeypatch.setattr("sparring.gateway.live.MAX_PAGES", 1)
+    platform.store.register(CARTPOLE)
+    with platform.serve() as url:
+        upload(url, *[episode(9) for _ in range(90)])
+        page = open_page(url)
+        expect(page.locator("#behind")).to_have_text("newer episodes are still being read")
+        monkeypatch.setattr("sparring.gateway.live.PAGE", 1000)
+        expect(page.locator("#behind")).to_have_text("")
+        expect(figure(page, PEOPLE)).to_have_text("9.0")
+
+
 def test_versions_are_promoted_rolled_back_and_pinned_after_a_question(
     platform: Platform, open_page: Callable[..., Page]
 ) -> None:

@@ -4,6 +4,7 @@ a platform writes."""
 from contextlib import closing
 from pathlib import Path
 
+import msgspec
 import pytest
 from test_round_trip import GAMES, play
 
@@ -93,3 +94,25 @@ def test_a_game_that_got_another_name_is_found_by_both(tmp_path: Path) -> None:
         assert done[0] == done[1]
         with pytest.raises(InputError, match="no game 'chess' in this store: it has parts"):
             exporting.find_game(one, "chess")
+
+
+def test_play_of_a_game_that_has_another_name_there_is_taken_in(tmp_path: Path) -> None:
+    there, here = tmp_path / "there.db", msgspec.structs.replace(GAME, name="renamed")
+    sent = play(GAME)
+    with closing(open_store(str(there))) as one, closing(open_store(str(tmp_path / "here.db"))) as two:
+        one.register(GAME)
+        one.append(sent)
+        one.revise(GAME.name, lambda was: Revision(was.game, Profile(names=("renamed",))))
+        two.register(here)
+        got = importing.store_fragments(two, here, importing.read(here, str(there), "store"))
+        assert (got.fragments, got.rejected) == (len(sent), 0)
+        stored = ordered([f for piece in two.scan("renamed") for f in piece])
+        assert stored == ordered([msgspec.structs.replace(f, game="renamed") for f in sent])
+
+
+def test_a_reason_that_is_shown_goes_on_being_counted(tmp_path: Path) -> None:
+    with closing(open_store(str(tmp_path / "store.db"))) as store:
+        store.register(GAME)
+        found = [f"reason {n}" for n in range(importing.REASONS + 2)] + ["reason 0"] * 3
+        got = importing.store_fragments(store, GAME, iter(found))
+    assert (got.rejected, got.reasons["reason 0"], got.reasons["other reasons"]) == (importing.REASONS + 5, 4, 2)

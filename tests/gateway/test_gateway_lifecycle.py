@@ -4,7 +4,6 @@ import http.client
 import json
 import re
 import sqlite3
-import time
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
@@ -13,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 from gateway_api import GAME, JSON, MSGPACK, fragment, row
+from waiting import until
 
 from sparring.client import Client
 from sparring.experience import wire
@@ -206,13 +206,6 @@ def play(client: Client) -> None:
     obs = np.zeros(4, "<f4")
     for step in range(5):
         client.record(obs, 0, 1.0, step == 4, False, obs)
-
-
-def until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 30
-    while not condition():
-        assert time.monotonic() < deadline, "waited in vain"
-        time.sleep(0.02)
 
 
 def test_a_game_whose_declaration_cannot_be_read_stops_no_other(site: Site) -> None:

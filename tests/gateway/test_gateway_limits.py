@@ -13,8 +13,9 @@ from pathlib import Path
 
 import pytest
 from gateway_api import GAME, JSON, MSGPACK, Api, Reply, Setup, fragment, row
-from gateway_process import DEADLINE, ask, gateway, port_of, problem_in, until
+from gateway_process import DEADLINE, ask, gateway, port_of, problem_in
 from starlette.requests import Request
+from waiting import until
 
 from sparring.errors import InputError, SparringError
 from sparring.experience import Fragment, wire

@@ -243,7 +243,9 @@ def test_a_long_history_is_taken_in_page_by_page(api: Api, setup: Setup, monkeyp
     monkeypatch.setattr(live, "MAX_PAGES", 5)
     monkeypatch.setattr(live, "ACTIVE", -1.0)  # as if the last upload were long ago: nothing else brings it on
     upload(api, *[fragment(2) for _ in range(100)])
-    assert [snapshot(api).episodes for _ in range(4)] == [35, 70, 100, 100]
+    seen = [snapshot(api) for _ in range(4)]
+    assert [s.episodes for s in seen] == [35, 70, 100, 100]
+    assert [s.behind for s in seen] == [True, True, False, False]
 
 
 def test_erasing_takes_a_players_episodes_off_the_curve(api: Api) -> None:
@@ -252,6 +254,29 @@ def test_erasing_takes_a_players_episodes_off_the_curve(api: Api) -> None:
     api.request("DELETE", f"/v1/games/{GAME.name}/players/bob")
     seen = snapshot(api)
     assert (seen.episodes, seen.return_mean, [p.player for p in seen.players]) == (1, 3.0, ["ann"])
+
+
+def test_what_was_erased_at_another_gateway_or_discarded_goes_as_well(
+    api: Api, setup: Setup, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(live, "ACTIVE", -1.0)  # as if the last upload were long ago: nothing else brings it on
+    monkeypatch.setattr(live, "ERASED_EVERY", 0.0)
+    other = Api(create_app(setup.store, setup.registry, setup.trainer_dir))
+    try:
+        odd = fragment(6, player="eve")
+        upload(api, fragment(3, player="ann"), fragment(9, player="bob"), odd)
+        assert snapshot(other).return_mean == 6.0
+        api.request("DELETE", f"/v1/games/{GAME.name}/players/bob")
+        seen = snapshot(other)
+        assert (seen.episodes, seen.return_mean) == (2, 4.5)
+        assert {p.player for p in seen.players} == {"ann", "eve"}
+        setup.store.discard(GAME.name, [odd.id], "learning from it alone makes what was learned useless")
+        assert [(s.episodes, s.return_mean) for s in map(snapshot, (api, other))] == [(1, 3.0)] * 2
+        setup.store.delete_game(GAME.name)
+        setup.store.register(GAME)
+        assert [s.episodes for s in map(snapshot, (api, other))] == [0, 0]
+    finally:
+        other.close()
 
 
 @pytest.mark.parametrize("text", [b"", b"{", b'{"game": 1}', b"\xff", b'{"game": "\xff"}'])
@@ -535,6 +560,26 @@ def test_metrics(api: Api, setup: Setup, random_policy: Callable[..., Policy]) -
     assert kinds["sparring_store_steps"] == "gauge"
 
 
+def test_metrics_of_people_bots_and_the_trainer(api: Api, setup: Setup) -> None:
+    def said() -> dict[tuple[str, ...], float]:
+        families = text_string_to_metric_families(api.get("/metrics").body.decode())
+        return {(s.name, *s.labels.values()): s.value for family in families for s in family.samples}
+
+    assert ("sparring_trainer_failed", GAME.name) not in said()  # no trainer has said anything
+    upload(api, fragment(4), fragment(6, model="bot", version=1))
+    path = setup.trainer_dir / GAME.name / "status.json"
+    path.parent.mkdir(parents=True)
+    for state, failed in (("failed: out of luck", 1.0), ("training, but cannot publish: away", 0.0)):
+        path.write_bytes(msgspec.json.encode(TrainerStatus(GAME.name, "dqn", state)))
+        assert said()["sparring_trainer_failed", GAME.name] == failed
+    samples = said()
+    assert samples["sparring_steps", GAME.name, "people"] == 4
+    assert samples["sparring_steps", GAME.name, "bots"] == 6
+    assert samples["sparring_return_mean", GAME.name, "people"] == 4
+    assert samples["sparring_return_mean", GAME.name, "bots"] == 6
+    assert samples["sparring_active_players", GAME.name] == 1
+
+
 def test_metrics_of_a_stream(setup: Setup, tmp_path: Path) -> None:
     job = StreamStatus("play", "running", records=7, steps=300, retention=86400.0, missing=1.5, updated=time.time())
     (tmp_path / "status.json").write_bytes(msgspec.json.encode(job))
@@ -573,7 +618,8 @@ def test_the_names_of_0_1_are_all_there(api: Api, setup: Setup, random_policy: C
     counts = {f"sparring_ingest_{name}_total" for name in ("fragments", "steps", "bytes", "received_bytes")}
     others = {"sparring_requests_total", "sparring_ingest_in_flight_bytes", "sparring_watchers"}
     process = {"process_start_time_seconds", "process_resident_memory_bytes"}
-    assert names == store | ack | counts | others | process | {"sparring_latest_version"}
+    later = {"sparring_steps", "sparring_return_mean", "sparring_active_players"}
+    assert names == store | ack | counts | others | process | later | {"sparring_latest_version"}
 
 
 def test_health(api: Api, setup: Setup, monkeypatch: pytest.MonkeyPatch) -> None:

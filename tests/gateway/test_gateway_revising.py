@@ -79,3 +79,21 @@ def test_a_simulator_is_added_later_and_checked_at_once(api: Api, setup: Setup) 
     assert [game.env for game in setup.store.games()] == [None, "CartPole-v1"]
     assert api.register(POLE).json()["env"] == "CartPole-v1"  # clients of before do not undo it
     assert patch(api, "pole", env=None).json()["env"] is None
+
+
+def test_what_a_simulator_is_set_to_is_changed_and_checked_at_once(api: Api, setup: Setup) -> None:
+    api.register(POLE)
+    answer = patch(api, "pole", env_kwargs={"sutton_barto_reward": True})
+    assert (answer.status, "has no simulator" in answer.json()["detail"]) == (422, True)
+    answer = patch(api, "pole", env="CartPole-v1", env_kwargs={"sutton_barto_reward": True})
+    assert answer.json()["env_kwargs"] == {"sutton_barto_reward": True}
+    for wrong in ({"sutton": 1}, {"render_mode": "../file"}, {"sutton_barto_reward": {}}, [1]):
+        assert patch(api, "pole", env_kwargs=wrong).status == 422, wrong
+    assert setup.store.games()[1].env_kwargs == {"sutton_barto_reward": True}
+    assert patch(api, "pole", archived=False).json()["env_kwargs"] == {"sutton_barto_reward": True}
+    assert patch(api, "pole", env="CartPole-v1").json()["env_kwargs"] == {"sutton_barto_reward": True}
+    assert "env_kwargs" not in patch(api, "pole", env="CartPole-v0").json()  # they were the other's
+    patch(api, "pole", env_kwargs={"sutton_barto_reward": True})
+    assert "env_kwargs" not in patch(api, "pole", env_kwargs=None).json()
+    assert patch(api, "pole", env=None, env_kwargs={"sutton_barto_reward": True}).status == 422
+    assert patch(api, "pole", env=None).json()["env"] is None

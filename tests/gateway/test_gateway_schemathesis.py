@@ -157,6 +157,36 @@ ACTS = [
 ]
 BECAUSE = [{"reason": "x" * 1001}, {"reason": None}, {"by": ""}, {"by": "x" * 101}, {"surprise": 1}]
 SHARES = {"shares": {"bot": 0.5, "careful": 0.5}}
+SETTINGS = [
+    {"surprise": 1},
+    {"algorithm": 3},
+    {"hyperparameters": []},
+    {"pace": -1},
+    {"pace": 301},
+    {"pace": "5"},
+    {"promotion": {"canary": 1.5}},
+    {"promotion": {"surprise": 1}},
+    {"promotion": {"keep": 0.5}},
+]
+CHANGES = [
+    {"surprise": 1},
+    {"name": "a b"},
+    {"name": None},
+    {"env": 7},
+    {"env": "a\nb"},
+    {"env_kwargs": [1]},
+    {"env_kwargs": {"gravity": {}}},
+    {"archived": None},
+    {"archived": 1},
+]
+GENERATIONS = [
+    {},
+    {"game": None},
+    *({"game": game} for game in GAMES),
+    {"game": EXAMPLE_GAME, "defaults": []},
+    {"game": EXAMPLE_GAME, "confirmed": 1},
+    {"game": EXAMPLE_GAME, "surprise": 1},
+]
 STARTS = [{"shares": {"bot": 1}}, {"shares": {"bot": 0.5, "a b": 0.5}}, {"shares": {"bot": "0.5", "careful": 0.5}}, {}]
 
 
@@ -175,6 +205,9 @@ STARTS = [{"shares": {"bot": 1}}, {"shares": {"bot": 0.5, "a b": 0.5}}, {"shares
         ("POST", "/v1/games/{game}/models/{model}/rollback", {}, [*BECAUSE, {"expected": None}, {"expected": 0}]),
         ("POST", "/v1/games/{game}/models/{model}/pin", {"version": None}, [*BECAUSE, {"version": 0}]),
         ("POST", "/v1/games/{game}/models/{model}/unpin", {}, [*BECAUSE, {"version": 1}]),
+        ("PUT", "/v1/games/{game}/settings", {"algorithm": "dqn", "pace": 5, "promotion": {"canary": 0.2}}, SETTINGS),
+        ("PATCH", "/v1/games/{game}", {"name": "pole", "archived": False, "env_kwargs": None}, CHANGES),
+        ("POST", "/v1/games/{game}/generations", {"game": EXAMPLE_GAME, "defaults": {}}, GENERATIONS),
         ("POST", "/v1/games/{game}/ab", SHARES, [*STARTS, *(SHARES | wrong for wrong in BECAUSE)]),
     ],
 )

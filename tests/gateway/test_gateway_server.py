@@ -15,7 +15,8 @@ from pathlib import Path
 import psutil
 import pytest
 from gateway_api import GAME, MSGPACK, Setup, fragment
-from gateway_process import DEADLINE, ask, gateway, port_of, problem_in, talk, until
+from gateway_process import DEADLINE, ask, gateway, port_of, problem_in, talk
+from waiting import until
 
 from sparring.errors import InputError
 from sparring.experience import wire

@@ -1,6 +1,7 @@
 """Sources of energy, at our own seam: a folder as the kernel has it for RAPL, a stand-in of NVIDIA's library, commands
 that print watts. No machine with the real counters is asked."""
 
+import itertools
 import logging
 import os
 import subprocess
@@ -9,6 +10,7 @@ import time
 from types import SimpleNamespace
 
 import pytest
+from waiting import until
 
 from sparring.errors import InputError
 from sparring.metering import energy
@@ -158,13 +160,6 @@ def test_sources_of_a_machine(tmp_path):
     assert [s.name for s in open_sources("echo 5", tmp_path, Nvml(StandIn()))] == ["meter", "rapl", "nvml"]
 
 
-def until(condition, limit=20.0):
-    end = time.monotonic() + limit
-    while not condition():
-        assert time.monotonic() < end, "nothing came"
-        time.sleep(0.01)
-
-
 def test_what_a_sampler_sees(tmp_path):
     counter = zone(tmp_path, "intel-rapl:0", "package-0", 0, most=10**9)
     module = StandIn()
@@ -236,11 +231,12 @@ def test_a_source_that_fails_is_said_once_and_then_missing(tmp_path, caplog):
     assert len([text for text in caplog.messages if "missing from here on" in text]) == 3
 
 
-def test_a_mistake_in_the_thread_is_told(tmp_path, caplog, monkeypatch):
-    sampler = Sampler(0.01, powercap=tmp_path, estimate=False)
-    monkeypatch.setattr(sampler, "_usage", lambda: 1 / 0)
+def test_a_mistake_in_the_thread_is_told_once_and_ends_nothing(tmp_path, caplog, monkeypatch):
+    sampler, usage, looks = Sampler(0.01, powercap=tmp_path, estimate=False), Sampler._usage, itertools.count(1)
+    monkeypatch.setattr(sampler, "_usage", lambda: usage(sampler) if next(looks) > 3 else 1 / 0)
     with sampler:
-        until(lambda: "not measured any more" in caplog.text)
+        until(lambda: "usage/cpu" in sampler.take())
+    assert caplog.text.count("a look at usage failed") == 1
     assert "ZeroDivisionError" in caplog.text
 
 

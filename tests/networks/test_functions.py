@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from sparring.games import Box, Discrete, Game
-from sparring.networks.functions import convolve, dense, product, torso
+from sparring.networks.functions import Params, convolve, dense, init_params, mean_gradients, product, torso
 from sparring.networks.policy import Policy
-from sparring.networks.spec import Categorical, Conv, Dense
+from sparring.networks.spec import Categorical, Conv, Dense, torso_shapes
 
 
 def plain(x: jax.Array, w: jax.Array, stride: int, padding: str) -> jax.Array:
@@ -80,6 +80,29 @@ def test_learners_see_padded_images_as_actors_do(random_policy: Callable[..., Po
     hidden = torso(layers, policy.params, jnp.asarray(obs))
     assert hidden.shape == (7, 8)
     np.testing.assert_allclose(dense(policy.params, "head", hidden), policy.outputs(obs), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("count", [48, 128, 67], ids=["few: at once", "two parts", "a prime: at once"])
+def test_gradients_of_images_some_rows_at_a_time(count: int) -> None:
+    """The same as of all rows at once, metrics too; and some rows at a time is what is computed."""
+    layers = (Conv(4, 3, 2), Dense(8))
+    shapes, _ = torso_shapes(Box((9, 9, 2), "uint8"), layers)
+    params = init_params(jax.random.key(0), shapes)
+    rows = np.random.default_rng(0).integers(0, 256, (count, 9, 9, 2)).astype(np.uint8)
+    seen = []
+
+    def loss(params: Params, rows: jax.Array) -> tuple[jax.Array, dict[str, jax.Array]]:
+        seen.append(len(rows))
+        out = torso(layers, params, rows)
+        return jnp.square(out - 1).mean(), {"largest": out.max(-1).mean()}
+
+    found = mean_gradients(loss, params, rows, images=True)
+    assert set(seen) == {48: {48}, 128: {64}, 67: {67}}[count]
+    expected = jax.grad(loss, has_aux=True)(params, rows)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-6), found, expected)
+    seen.clear()
+    mean_gradients(loss, params, rows, images=False)
+    assert seen == [count]
 
 
 def test_products_in_bfloat16() -> None:

@@ -8,7 +8,8 @@ from pathlib import Path
 import psutil
 import pytest
 from servers import CassandraNode, cassandra_node
-from test_platform import get, platform, players, run, until
+from test_platform import get, platform, players, run
+from waiting import until
 
 from sparring.errors import InputError
 from sparring.store import StoreAway, open_store

@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 import urllib3
 from servers import processes_with
+from waiting import until
 
 from sparring.platform import _Child, _kept
 
@@ -60,15 +61,6 @@ def players(url: str, game: str, *words: str) -> Iterator[None]:
             process.send_signal(signal.SIGINT)
             _, errors = process.communicate(timeout=60)
     assert process.returncode == 0, errors
-
-
-def until(condition: Any, what: str, seconds: float = 120) -> Any:
-    deadline = time.monotonic() + seconds
-    while time.monotonic() < deadline:
-        if (value := condition()) is not None:
-            return value
-        time.sleep(0.1)
-    raise AssertionError(f"waited {seconds} s for {what}")
 
 
 def settled(url: str) -> Any:

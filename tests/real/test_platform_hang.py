@@ -4,19 +4,18 @@ import os
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
-from typing import Any
 
 import msgspec
 import pytest
 from servers import processes_with
+from waiting import until
 
 from sparring.api import TrainerStatus
 from sparring.games import Box, Discrete, Game
-from sparring.heartbeat import Heartbeat, Patience, Watch
+from sparring.heartbeat import Heartbeat, SilenceLimits, Watch
 from sparring.store.sqlite import SqliteStore
 
 GAME = Game("larger", Box((2,)), Discrete(2))
@@ -24,18 +23,10 @@ UP = """
 import logging, sys
 from pathlib import Path
 from sparring import platform
-from sparring.heartbeat import Patience
+from sparring.heartbeat import SilenceLimits
 logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(message)s")  # as `sparring up` does
-platform.up(Path(sys.argv[1]), port=0, patience=Patience(reported=float(sys.argv[2]), killed=float(sys.argv[3])))
+platform.up(Path(sys.argv[1]), port=0, limits=SilenceLimits(reported=float(sys.argv[2]), killed=float(sys.argv[3])))
 """
-
-
-def until(condition: Callable[[], Any], what: Callable[[], str], seconds: float = 120) -> Any:
-    deadline = time.monotonic() + seconds
-    while not (value := condition()):
-        assert time.monotonic() < deadline, f"waited {seconds} s: {what()}"
-        time.sleep(0.05)
-    return value
 
 
 class Site:
@@ -133,14 +124,14 @@ def silent_for(watch: Watch, clock: Clock, seconds: int) -> bool:
 
 
 def test_a_process_has_longer_for_its_first_sign_of_life(clock: Clock, caplog: pytest.LogCaptureFixture) -> None:
-    with closing(Watch(Patience(reported=5.0, killed=10.0, start=20.0))) as watch:
+    with closing(Watch(SilenceLimits(reported=5.0, killed=10.0, start=20.0))) as watch:
         assert not silent_for(watch, clock, 20)
         assert not caplog.records
         assert silent_for(watch, clock, 1)
 
 
 def test_a_machine_that_slept_is_not_a_trainer_that_hangs(clock: Clock, caplog: pytest.LogCaptureFixture) -> None:
-    with closing(Watch(Patience(reported=5.0, killed=10.0, start=20.0))) as watch:
+    with closing(Watch(SilenceLimits(reported=5.0, killed=10.0, start=20.0))) as watch:
         heart = Heartbeat(os.dup(watch.pipe))
         heart.beat()
         assert not watch.hung(7)
@@ -153,7 +144,7 @@ def test_a_machine_that_slept_is_not_a_trainer_that_hangs(clock: Clock, caplog: 
 
 
 def test_a_trainer_never_waits_for_a_platform_that_does_not_read(clock: Clock) -> None:
-    with closing(Watch(Patience())) as watch:
+    with closing(Watch(SilenceLimits())) as watch:
         heart = Heartbeat(os.dup(watch.pipe))
         for _ in range(100_000):  # more than a pipe holds
             clock.now += 1.0

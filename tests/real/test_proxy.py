@@ -193,7 +193,7 @@ def events(answer: http.client.HTTPResponse) -> Iterator[tuple[str, Any]]:
 def test_uploads_bots_and_live_updates_pass_through(
     site: Site, tmp_path: Path, random_policy: Callable[..., Policy], proxy: str
 ) -> None:
-    """Over TLS, with a login. A fragment that passes alone has more than a MiB: what nginx takes without being told."""
+    """Over TLS, with a login. A fragment that passes alone has more than a MiB, nginx's default limit."""
     with getattr(site, proxy)(), Client(site.url, GAME, "anna", directory=tmp_path / "c", refresh=0.1) as client:
         assert site.url.partition("@")[0] not in str(client.directory)
         with site.get("/", login=False) as answer:

@@ -18,7 +18,8 @@ import pytest
 import urllib3
 from kinesis_server import everything, running
 from s3_server import ENVIRONMENT, S3Server
-from test_platform import get, run, until
+from test_platform import get, run
+from waiting import until
 
 from sparring.api import StreamStatus
 from sparring.aws.kinesis import default_directory

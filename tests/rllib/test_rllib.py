@@ -5,14 +5,18 @@ import os
 import signal
 import subprocess
 import sys
+from contextlib import contextmanager
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import onnxruntime
 import pytest
 from recorded_play import balance, record
 
-from sparring.cli import training as commands
+from sparring.bench import scaling
+from sparring.bench.child import MeasuringChild
+from sparring.cli.publishing import publish_run
 from sparring.client.bot import Loaded
 from sparring.errors import InputError
 from sparring.experiment import Checkpoints, Evaluation, Experiment, Rollout, Stop
@@ -106,7 +110,7 @@ def test_nothing_in_a_run_is_pickled(ppo):
 
 def test_published_it_plays_as_any_model(ppo, tmp_path):
     where = str(tmp_path / "registry")
-    manifest = commands.publish_run(ppo.path, "bot", where)
+    manifest = publish_run(ppo.path, "bot", where)
     assert (manifest.algorithm, manifest.version) == ("rllib/PPO", 1)
     assert manifest.config["num_epochs"] == 8
     policy = Registry(where).policy("CartPole-v1", "bot", 1)
@@ -314,7 +318,7 @@ def test_what_cannot_be_rendered_trains_and_says_why(tmp_path):
     assert run.rows()[-1]["iteration"] == 1
     assert not (run.path / "policy.onnx").exists()
     with pytest.raises(InputError, match=r"no policy to play with: .* cannot be rendered .*use_lstm"):
-        commands.publish_run(run.path, "bot", str(tmp_path / "registry"))
+        publish_run(run.path, "bot", str(tmp_path / "registry"))
 
 
 def test_nothing_of_it_is_loaded_unless_asked_for():
@@ -373,3 +377,27 @@ def test_a_signal_ends_it_with_a_checkpoint(tmp_path):
     rows = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
     assert Run(out).checkpoints()[-1].name == f"{len(rows):08d}"
     assert onnxruntime.InferenceSession(out / "policy.onnx").get_inputs()[0].name == "obs"
+
+
+def test_its_scaling_is_measured(tmp_path, monkeypatch):
+    """In this process, whose Ray runs already, and without workers, which would load all of PyTorch once more.
+    bench/test_scaling.py has the command."""
+
+    @contextmanager
+    def open_here(module, order, environment, cores=None):
+        said = []
+        monkeypatch.setattr(scaling, "say", lambda **words: said.append(words))
+        scaling.do(msgspec.to_builtins(order))
+        yield MeasuringChild(0, iter(said))
+
+    monkeypatch.setattr(scaling, "open_child", open_here)
+    one = experiment(tmp_path / "run", "PPO", keys={"train_batch_size_per_learner": 128, "num_epochs": 1})
+    layouts, done = [scaling.Layout(0, None)], []
+    scaling.check(one, layouts)
+    ((found,),) = (each.rounds for each in scaling.measure_all(one, layouts, 1, 1, lambda *at: done.append(at)))
+    assert found.sampled_per_s is not None
+    assert found.sampled_per_s > found.steps_per_s > 0
+    assert 0 < found.phases["learn"] < found.iteration_s
+    assert found.utilisation is None  # RLlib does not tell
+    assert found.memory is None  # there are no workers
+    assert len(done) == 2  # the first iteration warms up

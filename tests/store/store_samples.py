@@ -1,7 +1,11 @@
 """Fragments for the store's tests, and what must hold of every store whatever was done to it."""
 
+import sqlite3
 import time
 from collections import Counter
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -80,3 +84,10 @@ def assert_counts(store: Store, game: Game = POLE, *, bots_apart: bool = True) -
         assert stats.bot_steps == bots.total()
         assert {p.player: p.bot_steps for p in store.players(game.name, 10**6)} == bots
     assert {(v.model, v.version): v.steps for v in store.versions(game.name)} == models
+
+
+@contextmanager
+def raw(path: Path) -> Iterator[sqlite3.Connection]:
+    """A connection of the test's own to a store's file."""
+    with closing(sqlite3.connect(path, isolation_level=None, timeout=20)) as db:
+        yield db

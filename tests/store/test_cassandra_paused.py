@@ -8,16 +8,16 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
 from servers import CassandraNode
-from store_samples import MAZE, POLE, assert_counts, everything, fragment
+from store_samples import assert_counts, everything, fragment
 
 from sparring.experience import Fragment, wire
-from sparring.store import Outcome, open_store
+from sparring.store import Outcome
 from sparring.store.cassandra import CassandraStore, order, schema
 
 pytestmark = pytest.mark.real
@@ -25,21 +25,6 @@ STORED, DUPLICATE = Outcome.STORED, Outcome.DUPLICATE
 SCRIPT = Path(__file__).parent / "paused_writer.py"
 PAUSE = 5.0  # seconds; the process waits for an answer for two, and others for its commit for one
 LIMIT = 120.0
-
-
-@pytest.fixture
-def opened(cassandra_address: str) -> Iterator[Callable[..., CassandraStore]]:
-    with contextlib.ExitStack() as stores:
-
-        def make(**options: bool) -> CassandraStore:
-            store = open_store(cassandra_address, **options)
-            assert isinstance(store, CassandraStore)
-            return stores.enter_context(contextlib.closing(store))
-
-        first = make()
-        first.register(POLE)
-        first.register(MAZE)
-        yield make
 
 
 class Process:

@@ -3,14 +3,13 @@
 import os
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
 from urllib.parse import quote
 
 import outside_store
 import pytest
 from store_samples import POLE, fragment
+from waiting import until
 
 import sparring
 from sparring.errors import InputError
@@ -75,13 +74,6 @@ def test_a_platform_on_a_store_and_a_registry_from_outside(tmp_path: Path) -> No
     assert kept.stats("CartPole-v1").steps > 1000
     kept.close()
     assert sparring.load_policy("CartPole-v1", registry).game.name == "CartPole-v1"
-
-
-def until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 120
-    while not condition():
-        assert time.monotonic() < deadline, "it did not happen within 120 s"
-        time.sleep(0.2)
 
 
 def test_a_registry_from_outside(tmp_path: Path, random_policy) -> None:

@@ -11,6 +11,7 @@ import msgspec
 import numpy as np
 import pytest
 from store_samples import MAZE, POLE, assert_counts, cut, everything, fragment, rewards
+from waiting import until
 
 from sparring.errors import InputError, SparringError
 from sparring.experience import Fragment
@@ -55,13 +56,6 @@ def opened(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Callable[
             first.register(POLE)
             first.register(MAZE)
         yield make
-
-
-def eventually(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 20
-    while not condition():
-        assert time.monotonic() < deadline, "it did not happen within 20 s"
-        time.sleep(0.005)
 
 
 class TestGames:
@@ -173,7 +167,7 @@ class TestAppend:
         before, after = store.submit([fragment()]), store.submit([fragment(), stray])
         last = store.submit([fragment()])
         assert before.result(20) == last.result(20) == [STORED]
-        with pytest.raises(NotRegistered, match=stray.game):  # told apart from a store that is out of order
+        with pytest.raises(NotRegistered, match=stray.game):  # not the error of a store that is out of order
             after.result(20)
         with pytest.raises(FragmentRefused, match=f"schema {stray.schema!r}"):
             store.append([stray])
@@ -365,7 +359,7 @@ class TestDiscard:
         assert store.discard("pole", [*ids, ids[0], "unknown", other.id], "its reward is 3e38") == 3
         assert everything(store) == good
         assert everything(store, MAZE) == [other]
-        eventually(lambda: store.stats("pole").rejected == 3)
+        until(lambda: store.stats("pole").rejected == 3)
         assert_counts(store)
         assert store.append(bad) == [ERASED] * 3
         assert store.discard("pole", ids, "again") == store.discard("chess", ids, "why") == 0
@@ -605,7 +599,7 @@ class TestStats:
             store.quarantine("pole", "eve", f"id {i}", "it has NaN")
         store.quarantine("chess", "eve", "id", "there is no such game")
         store.quarantine("", "", "record 7", "nobody can read it")
-        eventually(lambda: store.stats("pole").rejected == 30)
+        until(lambda: store.stats("pole").rejected == 30)
         assert store.stats("maze").rejected == 0
         store.erase("pole", "eve")
         assert store.stats("pole").rejected == 30
@@ -615,7 +609,7 @@ class TestStats:
         assert store.quarantined("pole") == []
         for i in range(5):
             store.quarantine("pole", ("eve", "ann")[i % 2], f"id {i}", f"reason {i}")
-            eventually(lambda i=i: len(store.quarantined("pole")) == i + 1)
+            until(lambda i=i: len(store.quarantined("pole")) == i + 1)
         found = store.quarantined("pole")
         assert [(q.game, q.player, q.id, q.reason) for q in found] == [
             ("pole", ("eve", "ann")[i % 2], f"id {i}", f"reason {i}") for i in (4, 3, 2, 1, 0)
@@ -630,7 +624,7 @@ class TestStats:
         bad = fragment(player="eve")
         store.append([fragment(), bad])
         store.discard("pole", [bad.id], "it makes learning diverge")
-        eventually(lambda: len(store.quarantined("pole")) == 1)
+        until(lambda: len(store.quarantined("pole")) == 1)
         [found] = store.quarantined("pole")
         assert (found.player, found.id, found.reason) == ("eve", bad.id, "it makes learning diverge")
 
@@ -647,7 +641,7 @@ class TestStats:
             store.quarantine_from(
                 source, {"pole": total, "?": 1, "maze": 0}, [*some, Quarantined("", "", "record 7", "why")]
             )
-        eventually(lambda: store.stats("pole").rejected == 1 + 3 + 5)
+        until(lambda: store.stats("pole").rejected == 1 + 3 + 5)
         assert store.stats("maze").rejected == 0
         store.erase("pole", "eve")
         assert store.stats("pole").rejected == 1 + 3 + 5

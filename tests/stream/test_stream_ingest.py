@@ -10,13 +10,15 @@ import subprocess
 import sys
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
 import urllib3
+import waiting
 from kinesis_server import Server, free_port, running
 from servers import CassandraNode
 from test_stream_producer import GAME, PICTURES, play, put
@@ -31,19 +33,11 @@ from sparring.stream.ingest import __file__ as ingest_job
 from sparring.stream.producer import Producer
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(900)]
+until = partial(waiting.until, seconds=300)  # Spark needs a minute to start, on a busy machine more
 MINED = os.pathsep.join(filter(None, [str(Path(__file__).parent / "bombs"), os.environ.get("PYTHONPATH")]))
 # A small JVM that starts fast; the tasks of one batch may die a hundred times.
 SPARK = ["--master", "local[2,100]", "--conf", "spark.ui.enabled=false", "--conf", "spark.driver.memory=512m"]
 SPARK += ["--conf", "spark.driver.extraJavaOptions=-XX:TieredStopAtLevel=1"]
-
-
-def until(condition: Callable[[], Any], what: str, seconds: float = 300) -> Any:
-    deadline = time.monotonic() + seconds
-    while time.monotonic() < deadline:
-        if value := condition():
-            return value
-        time.sleep(0.1)
-    raise AssertionError(f"waited {seconds} s for {what}")
 
 
 def stored(store: str, game: Game = GAME) -> list[Fragment]:

@@ -240,7 +240,7 @@ def test_a_fault_that_nobody_foresaw_is_reported_once_and_sending_goes_on(
     put(producer, fragments)
     assert faults == [0]
     assert [r.levelname for r in caplog.records if "out of the blue" in r.getMessage()] == ["ERROR"]
-    faults[0] = 1 << 30  # for good: the sender is told when its patience is over
+    faults[0] = 1 << 30  # for good: the sender hears of it when its time is over
     monkeypatch.setattr(producer, "_patience", 0.3)
     with pytest.raises(StreamBusy, match="out of the blue"):
         producer.submit(GAME, play(1)).result(20)

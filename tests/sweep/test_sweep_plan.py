@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from contextlib import ExitStack
 from pathlib import Path
 
 import numpy as np
@@ -10,7 +11,7 @@ import pytest
 from sparring import experiment
 from sparring.errors import InputError
 from sparring.search_space import Axis, find
-from sparring.sweep import plan
+from sparring.sweep import plan, results
 from sparring.sweep.journal import Begun, Copied, Ended, Journal, TrialStatus
 from sparring.sweep.plan import Sweep
 
@@ -213,3 +214,16 @@ def test_the_command_line_loads_no_ray():
         "import sys, sparring.cli.entry; print([m for m in ('ray', 'jax', 'optuna', 'matplotlib') if m in sys.modules])"
     )
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout.strip() == "[]"
+
+
+def test_who_reads_the_results_while_they_are_written_reads_whole_ones(tmp_path):
+    s = sweep()
+    trials = [TrialStatus(number, s.draw(number)) for number in range(2)]
+    results.write_all(s, tmp_path, trials[:1])
+    names = ("results.csv", "results.md")
+    with ExitStack() as held:
+        reading = {name: held.enter_context((tmp_path / name).open()) for name in names}
+        before = {name: (tmp_path / name).read_text() for name in names}
+        results.write_all(s, tmp_path, trials)
+        assert {name: file.read() for name, file in reading.items()} == before
+    assert all((tmp_path / name).read_text() != before[name] for name in names)

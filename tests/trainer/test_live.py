@@ -15,7 +15,9 @@ from sparring.errors import InputError
 from sparring.experience import Columns, Fragment, new_id, pack
 from sparring.games import Box, Discrete, Game, MultiDiscrete
 from sparring.games.catalog import load
+from sparring.networks.policy import Policy
 from sparring.networks.random_play import RandomPlay
+from sparring.registry.manifest import DataSpan
 from sparring.registry.registry import Registry, RegistryError
 from sparring.runs import checkpoint
 from sparring.store.family import Family
@@ -271,6 +273,51 @@ def test_another_algorithm_or_network_begins_anew_and_says_so(setup: Setup) -> N
         assert "learning beside version" in trainer.status("training").state
         assert setup.registry.latest("larger") == before
         trainer.checkpoint()
+
+
+def published_by_a_person(tmp_path: Path, **settings: Any) -> tuple[Setup, Policy]:
+    """What somebody trained elsewhere, as the first version of a game that has no trainer yet."""
+    elsewhere = Setup(tmp_path / "elsewhere", **settings)
+    trainer = elsewhere.trainer()
+    elsewhere.feed(20)
+    run_dry(trainer)
+    setup, policy = Setup(tmp_path), trainer.learner.policy()
+    made = setup.registry.publish(policy, algorithm=trainer.algorithm, by="person", data=DataSpan(steps=1000))
+    assert made.version == 1
+    return setup, policy
+
+
+def test_a_new_trainer_goes_on_from_what_a_person_published(tmp_path: Path) -> None:
+    setup, policy = published_by_a_person(
+        tmp_path, hyperparameters=QUICK | {"layers": [{"layer": "dense", "units": 9}]}
+    )
+    setup.feed(1)  # too few steps for an update
+    trainer = setup.trainer()
+    trainer.turn()
+    assert (trainer.algorithm, trainer.learner.updates) == ("dqn", 0)
+    assert trainer.learner.policy().layers == policy.layers  # nobody chose others
+    ours = trainer.learner.policy().params
+    assert ours.keys() == policy.params.keys()
+    for name, array in policy.params.items():
+        np.testing.assert_allclose(ours[name], array, rtol=1e-5, err_msg=name)
+    assert trainer.learner.exploration == trainer.learner.algorithm.exploration(1 << 40)
+    assert "beside" not in trainer.status("training").state
+    setup.feed(60)
+    run_dry(trainer)
+    assert trainer.learner.updates > 0
+    assert setup.registry.aliases("larger")["stable"].version == 1  # until there is evidence of a better one
+    assert setup.registry.aliases("larger")["stable"].by == "person"
+
+
+def test_a_trainer_learns_beside_a_version_of_another_head(tmp_path: Path) -> None:
+    setup, _ = published_by_a_person(tmp_path, algorithm="bc", hyperparameters={})
+    trainer = setup.trainer()
+    trainer.turn()
+    assert trainer.algorithm == "dqn"
+    state = trainer.status("training").state
+    assert "learning beside version 1: it has the head" in state
+    assert trainer.learner.exploration > 0.5  # it has everything to find out
+    assert setup.registry.aliases("larger")["stable"].version == 1
 
 
 def test_another_learning_rate_keeps_what_was_learned(setup: Setup) -> None:

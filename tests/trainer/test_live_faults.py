@@ -24,7 +24,9 @@ from sparring.games import Box, Dict, Discrete, Game, MultiDiscrete
 from sparring.games.catalog import load
 from sparring.registry.registry import Registry
 from sparring.runs import checkpoint
+from sparring.store.lineage import Lineage
 from sparring.store.profile import GameSettings, Profile, Revision
+from sparring.store.protocol import Episode
 from sparring.store.sqlite import SqliteStore
 from sparring.trainer import culprits
 from sparring.trainer.game_trainer import GameTrainer, Replaced, Settings
@@ -420,6 +422,52 @@ def test_erasing_a_player_takes_their_numbers_out_of_the_normaliser(tmp_path: Pa
     assert (trainer.learner.normaliser_params["normaliser.std"] < 3).all()
 
 
+def test_what_was_erased_while_the_trainer_was_away_leaves_its_memory_too(tmp_path: Path) -> None:
+    trainer = in_process(tmp_path, LARGER)
+    for fragment in played(LARGER, 20, "mallory"):
+        columns = fragment.columns(LARGER)
+        giant = Columns(columns.obs * np.float32(1e12), columns.action, columns.reward, columns.log_prob)
+        rest = {"id": new_id(), "player": "mallory", "episode": new_id(), "start": 0, "time": time.time()}
+        trainer.store.append([pack(LARGER, giant, truncated=True, **rest)])
+    trainer.store.append(played(LARGER, 40))
+    run_dry(trainer)
+    trainer.promotion.look(time.monotonic())
+    known = trainer.promotion.memory.control
+    assert {who for who, _ in known.episodes} == {"alice", "mallory"}
+    trainer.checkpoint()
+    trainer.store.erase("larger", "mallory")
+    again = in_process(tmp_path, LARGER, trainer.store)
+    assert (again.learner.normaliser_params["normaliser.std"] < 3).all()
+    assert {who for who, _ in again.promotion.memory.control.episodes} == {"alice"}
+    again.checkpoint()
+    assert b"mallory" not in b"".join(f.read_bytes() for f in (again.directory / "checkpoint").iterdir())
+    # Another algorithm takes the evidence over, and no more of it than it may.
+    trainer.checkpoint()
+    beside = in_process(tmp_path, LARGER, trainer.store, algorithm="bc", hyperparameters={})
+    assert {who for who, _ in beside.promotion.memory.control.episodes} == {"alice"}
+
+
+def test_returns_of_a_player_who_is_erased_are_no_evidence_any_more(tmp_path: Path) -> None:
+    trainer = in_process(tmp_path, LARGER)
+    memory = trainer.promotion.memory
+    memory.stable, memory.candidate = 1, 2
+    for i in range(40):
+        who = "bob" if i < 5 else "alice"
+        for version in (1, 2, None):
+            memory.note(Episode(who, f"{i}", 1, float(i), 0.0, version and "bot", version, cursor=i), 0.0)
+    assert (len(memory.reference), len(memory.recent), len(memory.new), len(memory.old)) == (30, 10, 40, 38)
+    trainer.store.append([*played(LARGER, 3, "bob"), *played(LARGER, 3)])
+    trainer._look_for_erasures()
+    assert len(memory.new) == 40  # nothing was erased: all of it stays
+    trainer.store.erase("larger", "bob")
+    trainer._look_for_erasures()
+    assert memory.new.values == [float(i) for i in range(5, 40)]
+    assert (len(memory.old), memory.players, len(memory.reference)) == (34, ["alice"], 25)
+    assert len(memory.recent) == 0  # the next episodes fill the reference up again
+    assert {who for who, _ in memory.control.episodes} == {"alice"}
+    assert "bob" not in json.dumps(trainer.promotion.save())
+
+
 def test_play_that_is_unlikely_by_any_measure_does_not_break_ppo(tmp_path: Path) -> None:
     """The ratio of probabilities must not overflow: infinity times a weight of 0 is NaN."""
     trainer = in_process(tmp_path, UNBOUNDED, algorithm="ppo", hyperparameters={"steps": 200})
@@ -671,6 +719,50 @@ def test_one_failing_checkpoint_does_not_skip_the_others(platform: Platform) -> 
     assert checkpoint.exists(platform.data / "trainer/larger/checkpoint")
     assert "stopped, but cannot save its checkpoint" in platform.status("a-first")["state"]
     assert platform.status("larger")["state"] == "stopped"
+
+
+@pytest.mark.parametrize("error", [SparringError("its tally is damaged"), KeyError("tally"), SystemExit("no")])
+def test_a_game_whose_play_cannot_be_counted_stops_nobody(
+    platform: Platform, monkeypatch: pytest.MonkeyPatch, error: BaseException
+) -> None:
+    def counted(self: Lineage) -> int:
+        if self.game.name == "a-first":
+            raise error
+        return count(self)
+
+    count = Lineage.count
+    monkeypatch.setattr(Lineage, "count", counted)
+    roster = Roster(platform.data, platform.store, platform.registry, settings(), str(platform.data / "store.db"))
+    for name in ("a-first", "larger"):
+        platform.store.register(msgspec.structs.replace(LARGER, name=name))
+        platform.store.append(played(msgspec.structs.replace(LARGER, name=name), 20))
+    drive(roster, lambda: platform.status("larger")["updates"] > 0)
+    assert platform.status("a-first")["state"].startswith("failed: ")
+    assert roster.places["a-first"].retry == 30.0  # not asked again at once
+    roster.stop()
+
+
+def test_figures_that_cannot_be_told_skip_no_last_checkpoint(
+    platform: Platform, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    roster = Roster(platform.data, platform.store, platform.registry, settings(), str(platform.data / "store.db"))
+    for name in ("a-first", "larger"):
+        platform.store.register(msgspec.structs.replace(LARGER, name=name))
+        platform.store.append(played(msgspec.structs.replace(LARGER, name=name), 20))
+    drive(roster, lambda: all(platform.status(name)["updates"] for name in ("a-first", "larger")))
+
+    def told(self: GameTrainer, state: str) -> Any:
+        if self.game.name == "a-first":
+            raise ValueError("its tally is damaged")
+        return status(self, state)
+
+    status = GameTrainer.status
+    monkeypatch.setattr(GameTrainer, "status", told)
+    roster.stop()
+    for name in ("a-first", "larger"):
+        assert checkpoint.exists(platform.data / f"trainer/{name}/checkpoint")
+        assert platform.status(name)["state"] == "stopped"
+    assert caplog.text.count("a-first: its figures cannot be told") == 1
 
 
 def test_learning_goes_on_while_its_figures_cannot_be_written(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -3,6 +3,7 @@
 import math
 import time
 from pathlib import Path
+from unittest.mock import Mock
 
 import msgspec
 import numpy as np
@@ -236,6 +237,24 @@ def test_a_share_that_is_set_while_somebody_moves_the_candidate_is_left_to_them(
     assert stage.registry.aliases(GAME.name)["candidate"].share == 0.5
     stage.look()
     assert (stage.promotion.memory.candidate, stage.promotion.candidate) == (None, 3)
+
+
+def test_much_that_was_played_while_nobody_looked_is_read_in_several_looks(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sparring.trainer.evidence.PAGE", 5)
+    monkeypatch.setattr("sparring.trainer.evidence.PAGES", 2)
+    stage.play(1, 0.0, 12)
+    stage.play(2, 3.0, 12)
+    monkeypatch.setattr(stage.store, "episodes", count := Mock(wraps=stage.store.episodes))
+    stage.look()
+    assert (count.call_count, stage.promotion.behind) == (2, True)  # then the other games have their turn
+    stage.offer()  # nothing is tried or decided beside episodes that are not known yet
+    assert (stage.stable, stage.promotion.memory.candidate, len(stage.promotion.memory.new)) == (1, 2, 8)
+    now = time.monotonic()
+    stage.promotion.look(now)  # with the next turn, not a second later
+    assert (stage.promotion.behind, stage.stable) == (False, 2)
+    assert "better than version 1 in 12 episodes" in stage.promotion.memory.decision
 
 
 def test_one_that_is_as_good_is_given_up_in_the_end(stage: Stage) -> None:

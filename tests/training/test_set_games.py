@@ -6,7 +6,7 @@ from pathlib import Path
 import onnxruntime
 import pytest
 
-from sparring.cli.training import publish_run
+from sparring.cli.publishing import publish_run
 from sparring.errors import InputError
 from sparring.experiment import Experiment
 from sparring.policies import load_policy

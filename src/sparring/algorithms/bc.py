@@ -14,8 +14,9 @@ from sparring.algorithms.protocol import Algorithm, Metrics, NonNegativeFloat, P
 from sparring.games import Box, Game
 from sparring.games.spec import Array
 from sparring.networks.actor_critic import bound_deviation
+from sparring.networks.defaults import is_image
 from sparring.networks.distributions import log_prob_and_entropy
-from sparring.networks.functions import Params, dense, init_params, normalise, torso
+from sparring.networks.functions import Params, dense, init_params, mean_gradients, normalise, torso
 from sparring.networks.policy import Policy
 from sparring.networks.spec import Categorical, Dense, Gaussian, Head, Layer, param_shapes
 
@@ -85,7 +86,7 @@ def _decays(params: Params) -> dict[str, bool]:
 def _update(bc: BC, state: State, normaliser: Params, batches: Transitions) -> tuple[State, Metrics]:
     def step(state: State, batch: Transitions) -> tuple[State, Metrics]:
         batch = batch._replace(obs=normalise(normaliser, batch.obs))
-        grads, metrics = jax.grad(bc.loss, has_aux=True)(state.params, batch)
+        grads, metrics = mean_gradients(bc.loss, state.params, batch, is_image(bc.game.observation))
         change, optimiser = bc.optimiser.update(grads, state.optimiser, state.params)
         params = bound_deviation(optax.apply_updates(state.params, change))
         return State(params, optimiser, state.updates + 1), metrics

@@ -1,5 +1,5 @@
 """CQL: conservative Q-learning (Kumar et al. 2020), offline. DQN for Discrete actions and SAC for Box ones, with values
-pushed down where no player went and up where they did: what was never tried does not look better than it is."""
+pushed down where no player went and up where they did. So what was never tried does not look better than it is."""
 
 from typing import Any
 

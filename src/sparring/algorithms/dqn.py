@@ -154,8 +154,8 @@ class DQN(Algorithm):
         return loss + self.config.imitation * imitation, metrics | {"loss/imitation": imitation}
 
     def imitation_loss(self, q: jax.Array, action: jax.Array, demo: jax.Array, y: jax.Array) -> jax.Array:
-        """−τ² log softmax(Q(s,·)/τ)(a) of people's choices, per part. τ is a part of the values' size, so that the
-        loss is of the size of DQN's own, whatever the game's rewards are."""
+        """−τ² log softmax(Q(s,·)/τ)(a) of people's choices, per part. τ is a part of the values' size. So the loss is
+        of the size of DQN's own, whatever the game's rewards are."""
         scale = TEMPERATURE * jnp.sqrt(jnp.square(y).mean()) + 1e-3
         total = jnp.zeros(())
         for i, part in enumerate(self.parts(q)):

@@ -25,8 +25,7 @@ from sparring.games.spec import Array
 from sparring.networks.actor_critic import action_vector, bound_deviation, critic_shapes, critics
 from sparring.networks.distributions import log_prob_and_entropy
 from sparring.networks.functions import Params, dense, init_params, normalise, torso
-from sparring.networks.plain import Value
-from sparring.networks.policy import Policy
+from sparring.networks.policy import Policy, Value
 from sparring.networks.spec import Categorical, Dense, Gaussian, Head, Layer, param_shapes, torso_shapes
 
 __all__ = ["IQL", "Config", "State"]

@@ -15,7 +15,7 @@ MAX_PARTS = 256  # of a MultiDiscrete action: XLA takes up to a second for each,
 
 
 def require_small(algorithm: Algorithm) -> None:
-    """Refuses a game that would take too much memory, or too long, before anything is allocated or compiled: a field of
+    """Refuses a game that would take too much memory, or too long, before anything is allocated or compiled. A field of
     a million values is four bytes on the wire, and four megabytes to learn from."""
     game, config = algorithm.game, algorithm.config
     rows = config.steps if algorithm.on_policy else 2 * config.batch

@@ -29,16 +29,16 @@ from sparring.games import Box, Game, Space
 from sparring.games.spec import Array
 from sparring.networks.defaults import is_image
 from sparring.networks.distributions import log_prob_and_entropy
-from sparring.networks.functions import Params, dense, init_params, normalise, torso
-from sparring.networks.plain import Value
-from sparring.networks.policy import LOG_STD_RANGE, Policy
+from sparring.networks.functions import Params, dense, init_params, mean_gradients, normalise, torso
+from sparring.networks.policy import LOG_STD_RANGE, Policy, Value
 from sparring.networks.spec import Categorical, Dense, Gaussian, Head, Layer, param_shapes, torso_shapes
 
 __all__ = ["PPO", "Config", "State", "vtrace"]
 
 REWARD_CLIP = 10.0  # scaled rewards are clipped to ±this
 FROZEN = 5  # updates of the value network alone, beside a policy that was taken in
-AT_ONCE = 2048  # steps whose values are computed together before the epochs
+AT_ONCE = 2048  # steps whose values are computed together before the epochs …
+IMAGES_AT_ONCE = 128  # … and of images: what is between the layers then stays in the processor's caches
 AT_ONCE_NUMBERS = 1 << 26  # of their observations
 FARTHEST = 20.0  # log-ratio: far beyond any clipping. exp(89) overflows, and 0 × inf in a weighted mean is NaN
 
@@ -113,6 +113,7 @@ class PPO(Algorithm):
         if config.shared and config.critic_layers is not None:
             raise InputError("PPO: critic_layers are for a value network of its own: leave them out, or shared")
         self.game, self.config = game, config
+        self.images = is_image(game.observation)
         self.head: Head = Gaussian() if isinstance(game.action, Box) else Categorical()
         self.shapes = param_shapes(game, config.layers, self.head)
         self.critic_layers = config.layers if config.critic_layers is None else config.critic_layers
@@ -181,7 +182,8 @@ class PPO(Algorithm):
             out, value = self.forward(params, obs)
             return log_prob_and_entropy(self.game, params, out[:-1], action)[0], value
 
-        abreast = min(AT_ONCE, AT_ONCE_NUMBERS // math.prod(data.obs.shape[2:])) // data.obs.shape[1]
+        most = IMAGES_AT_ONCE if self.images else AT_ONCE
+        abreast = min(most, AT_ONCE_NUMBERS // math.prod(data.obs.shape[2:])) // data.obs.shape[1]
         return jax.lax.map(segment, (data.obs, data.action), batch_size=abreast if abreast > 1 else None)
 
     def loss(
@@ -191,8 +193,8 @@ class PPO(Algorithm):
 
         `penalty`, β of eq. 8: + β KL(π_old, π), estimated by r − 1 − log r, whose gradient is right in the mean too.
 
-        A step of an older policy μ counts min(ρ̄, π_old/μ): V-trace's policy gradient, with the clipping around the
-        policy that the update began with and not around one of the past (Hilton et al. 2022).
+        A step of an older policy μ counts min(ρ̄, π_old/μ): V-trace's policy gradient. The clipping is around the
+        policy that the update began with, not around one of the past (Hilton et al. 2022).
         """
         c = self.config
         out, value = self.forward(params, rows.obs)
@@ -313,7 +315,9 @@ def _update(ppo: PPO, state: State, normaliser: Params, data: Trajectories) -> t
 
     def learn(at: jax.Array, loop: "_Loop", shuffled: EpochRows) -> "_Loop":
         batch = jax.tree.map(lambda x: jax.lax.dynamic_slice_in_dim(x, at * c.minibatch, c.minibatch), shuffled)
-        grads, figures = jax.grad(ppo.loss, has_aux=True)(loop.params, batch, clip, state.kl_coefficient)
+        grads, figures = mean_gradients(
+            lambda params, rows: ppo.loss(params, rows, clip, state.kl_coefficient), loop.params, batch, ppo.images
+        )
         change, optimiser = ppo.optimiser.update(grads, loop.optimiser)
         params = jax.tree.map(lambda p, d: p - lr * d, loop.params, change)
         if "head.log_std" in params:

@@ -29,8 +29,7 @@ from sparring.algorithms.trajectories import Trajectories
 from sparring.fields import Fraction, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 from sparring.games import Game, Space
 from sparring.games.spec import Array
-from sparring.networks.plain import Value
-from sparring.networks.policy import Policy
+from sparring.networks.policy import Policy, Value
 from sparring.networks.spec import Layer
 
 __all__ = [

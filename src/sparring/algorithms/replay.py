@@ -1,9 +1,9 @@
 """The replay window: a ring of rows in memory, filled by fragments, sampled as n-step transitions.
 
-A row is (observation, action, reward, kind). A fragment of T steps takes T + 1 rows; the last has only an observation,
-so a transition's next observation is simply the next row: nothing is stored twice, and small types stay small until
-they are sampled. Sampling is NumPy on the host: one gather for many updates costs a few per cent of the updates
-themselves and needs no copy of the ring on a device.
+A row is (observation, action, reward, kind). A fragment of T steps takes T + 1 rows. The last has only an observation,
+so a transition's next observation is simply the next row. Nothing is stored twice, and small types stay small until
+they are sampled. Sampling is NumPy on the host. One gather for many updates costs a few per cent of the updates
+themselves, and needs no copy of the ring on a device.
 """
 
 import math

@@ -1,6 +1,6 @@
 """SAC: soft actor-critic with twin critics and an automatic temperature (Haarnoja et al. 2018, "Soft Actor-Critic
-Algorithms and Applications"), for Box actions with bounds; for Discrete ones with expectations in the place of samples
-(Christodoulou 2019). Learns from replayed transitions."""
+Algorithms and Applications"), for Box actions with bounds. For Discrete ones it has expectations in the place of
+samples (Christodoulou 2019). Learns from replayed transitions."""
 
 import math
 from functools import partial

@@ -1,5 +1,5 @@
-"""TD3: twin delayed deterministic policy gradient (Fujimoto et al. 2018), for Box actions with bounds: DDPG with the
-smaller of two critics, a smoothed target policy and an actor that waits for its critics."""
+"""TD3: twin delayed deterministic policy gradient (Fujimoto et al. 2018), for Box actions with bounds. It is DDPG with
+the smaller of two critics, a smoothed target policy and an actor that waits for its critics."""
 
 from functools import partial
 from typing import Any, NamedTuple

@@ -64,9 +64,9 @@ def from_fragments(
 
 
 def from_rows(game: Game, obs: Array, action: Array, reward: Array, kind: Array, log_prob: Array) -> Trajectories:
-    """From segments of T + 1 raw rows, (segments, T + 1, …): rows as the replay window has them (see `replay`), so
-    several episodes may follow each other in a segment. The last row only shows where its segment's play led to.
-    Arrays may be views of these: an update must be over before their memory is used again."""
+    """From segments of T + 1 raw rows, (segments, T + 1, …). Rows are as the replay window has them (see `replay`), so
+    several episodes may follow each other in a segment. The last row only shows where its segment's play led to. Arrays
+    may be views of these: an update must be over before their memory is used again."""
     segments, rows = kind.shape
 
     def flat(column: Array) -> Array:

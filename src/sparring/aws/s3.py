@@ -1,6 +1,6 @@
-"""A registry in an S3 bucket: its address, the way our own processes reach it, and `sparring registry init`, which
-makes the bucket and, when asked, lets everybody read what is published in it. Settings of buckets are a few signed
-requests of our own: obstore has none."""
+"""A registry in an S3 bucket: its address, the way our own processes reach it, and `sparring registry init`. That
+command makes the bucket and, when asked, lets everybody read what is published in it. Settings of buckets are a few
+signed requests of our own: obstore has none."""
 
 import base64
 import hashlib

@@ -14,6 +14,7 @@ from sparring.bench import study
 from sparring.bench.inference import Measured
 from sparring.bench.timed_play import STEP_COLUMNS
 from sparring.errors import InputError
+from sparring.files import replacing
 
 __all__ = ["SUMMARY", "check_output", "rows", "study_rows", "write"]
 
@@ -126,12 +127,10 @@ def write(found: Sequence[Measured], output: Path, info: Path | None = None) -> 
 
 
 def _table(path: Path, columns: Sequence[str], lines: Iterator[Sequence[Any]]) -> Path:
-    new = path.with_name(path.name + ".new")
-    with new.open("w", newline="") as file:
+    with replacing(path) as new, new.open("w", newline="") as file:
         writer = csv.writer(file)
         writer.writerow(columns)
         writer.writerows(lines)
-    new.replace(path)
     return path
 
 
@@ -156,8 +155,7 @@ def _summary(found: Sequence[Measured]) -> Iterator[Sequence[Any]]:
 
 def _merge(found: Sequence[Measured], path: Path) -> Path:
     """`MODEL/RUNTIME/obs_1`, `…/actions_1`, …: np.load reads them by name."""
-    new = path.with_name(path.name + ".new")
-    with zipfile.ZipFile(new, "w", zipfile.ZIP_DEFLATED, compresslevel=1) as out:
+    with replacing(path) as new, zipfile.ZipFile(new, "w", zipfile.ZIP_DEFLATED, compresslevel=1) as out:
         for each in found:
             if each.info is None:
                 continue
@@ -166,7 +164,6 @@ def _merge(found: Sequence[Measured], path: Path) -> Path:
                     entry = f"{each.model.name}/{each.runtime}/{name}"
                     with file.open(name) as source, out.open(entry, "w", force_zip64=True) as target:
                         shutil.copyfileobj(source, target, 1 << 20)
-    new.replace(path)
     return path
 
 

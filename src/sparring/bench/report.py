@@ -1,4 +1,4 @@
-"""What `sparring bench scaling` found: a CSV file, a Markdown page and two pictures, beside the figures of the
+"""What `sparring bench scaling` found: a CSV file, a Markdown page and two pictures. Beside them are the figures of the
 reference study (HumanoidBullet with RLlib on 20-core POWER9 nodes with V100 GPUs)."""
 
 import csv
@@ -12,6 +12,7 @@ from typing import Any
 from sparring.bench.scaling import MeasuredLayout
 from sparring.errors import InputError
 from sparring.experiment import Experiment
+from sparring.files import replacing, write_whole
 from sparring.runs.metrics import PHASES
 
 __all__ = ["COLUMNS", "table", "write"]
@@ -83,11 +84,11 @@ def _ratio(rate: float | None, base: float | None) -> float | None:
 def write(out: Path, experiment: Experiment, found: Sequence[MeasuredLayout], command: str) -> None:
     lines = table(found)
     out.mkdir(parents=True, exist_ok=True)
-    with (out / "scaling.csv").open("w", newline="") as file:
+    with replacing(out / "scaling.csv") as new, new.open("w", newline="") as file:
         writer = csv.DictWriter(file, COLUMNS)
         writer.writeheader()
         writer.writerows({k: round(v, 6) if isinstance(v, float) else v for k, v in line.items()} for line in lines)
-    (out / "scaling.md").write_text(markdown(experiment, found, lines, command))
+    write_whole(out / "scaling.md", markdown(experiment, found, lines, command).encode())
     draw(out, experiment, lines)
 
 

@@ -1,4 +1,4 @@
-"""What a policy can be played with, each behind `export.formats.Runner`: formats bring their own, JAX and NumPy need no
+"""What a policy can be played with, each behind `export.formats.Runner`. Formats bring their own, JAX and NumPy need no
 file, a Coral Edge TPU is TensorFlow Lite with a delegate."""
 
 import ctypes

@@ -1,5 +1,6 @@
-"""What the hardware study of PPO on Atari Pong measured, to stand beside ours: RLlib with TensorFlow, an RTX and a V100
-GPU, a many-core server, TensorFlow Lite and a Google Coral Edge TPU. Its networks are experiments/pong/model1.yaml …"""
+"""What the hardware study of PPO on Atari Pong measured, to stand beside ours. It used RLlib with TensorFlow, an RTX
+and a V100 GPU, a many-core server, TensorFlow Lite and a Google Coral Edge TPU. Its networks are
+experiments/pong/model1.yaml …"""
 
 from typing import NamedTuple
 

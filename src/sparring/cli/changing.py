@@ -13,6 +13,7 @@ from sparring.cli.options import (
     ServerOption,
     SetOption,
     examples,
+    game_as_set,
     get,
     show_whole,
 )
@@ -22,6 +23,12 @@ from sparring.errors import InputError
 __all__ = ["app", "read_settings"]
 
 app = typer.Typer()
+SimulatorOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--set", metavar="game.KEY=VALUE", help="Set its simulator, such as game.gravity=-5; checked at once."
+    ),
+]
 
 
 def read_settings(file: Path | None, changes: list[str] | None, before: dict[str, Any] | None = None) -> dict[str, Any]:
@@ -91,6 +98,7 @@ def settings(
         "sparring change my-game my-game.json",
         "sparring change my-game my-game.json --default shield=0.5 --yes",
         "sparring change my-game --env MyArena-v0",
+        "sparring change my-game --set game.gravity=-5",
         "sparring change my-game --no-env",
     )
 )
@@ -106,16 +114,40 @@ def change(
     yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
     env: Annotated[str | None, typer.Option(help="The Gymnasium id of its simulator; checked at once.")] = None,
     no_env: Annotated[bool, typer.Option("--no-env", help="It has no simulator any more.")] = False,
+    changes: SimulatorOption = None,
     server: ServerOption = DEFAULT_SERVER,
 ) -> None:
     """Change a game: its spaces, by a new declaration, or its simulator. Old clients go on with old bots."""
-    if (file is not None) + (env is not None) + no_env != 1:
-        raise InputError("say what is to change: the file of a new declaration, --env ID, or --no-env")
+    simulated = env is not None or bool(changes)
+    if (file is not None) + simulated + no_env != 1:
+        raise InputError(
+            "say what is to change: the file of a new declaration, --env ID, --set game.KEY=VALUE, or --no-env"
+        )
     if file is not None:
         _new_generation(server, game, file, default or [], yes)
-        return
-    ask(server, "PATCH", "games", game, body={"env": env})
-    print(f"{game} is simulated as {env}" if env else f"{game} has no simulator any more: candidates are tried in play")
+    elif no_env:
+        ask(server, "PATCH", "games", game, body={"env": None})
+        print(f"{game} has no simulator any more: candidates are tried in play")
+    else:
+        _set_simulator(server, game, env, changes)
+
+
+def _set_simulator(server: str, game: str, env: str | None, changes: list[str] | None) -> None:
+    """Another one as it is made with these settings, or other settings of the one it has."""
+    from sparring.games import Game
+
+    kwargs: dict[str, Any] = {}
+    if env is None:
+        known = get(server, Game, "games", game)
+        if known.env is None:
+            raise InputError(f"{game} has no simulator to set: name one with --env ID")
+        env, kwargs = known.env, known.env_kwargs or {}
+    wanted = game_as_set({"id": env, **kwargs}, changes)
+    if not isinstance(wanted, dict) or wanted.pop("id", None) != env or "name" in wanted:
+        raise InputError("--set game.id, game.name: only settings can be set here; --env ID names another simulator")
+    made = ask(server, "PATCH", "games", game, body={"env": env, "env_kwargs": wanted}).decode(Game)
+    words = ", ".join(f"{key}={value}" for key, value in _rows(msgspec.to_builtins(made.env_kwargs or {})))
+    print(f"{game} is simulated as {made.env}{f' with {words}' if words else ''}")
 
 
 def _new_generation(server: str, game: str, file: Path, given: list[str], yes: bool) -> None:

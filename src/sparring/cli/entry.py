@@ -23,6 +23,7 @@ from sparring.cli import (
     files_of_play,
     inspecting,
     promoting,
+    publishing,
     serving,
     stores,
     streams,
@@ -92,7 +93,7 @@ app.command("eval", epilog=examples(f"sparring eval {RUN} --episodes 50", "sparr
 app.command(epilog=examples(f"sparring record {RUN}", f"sparring record {RUN} out.mp4 --episodes 3"))(training.record)
 app.command(epilog=examples(f"sparring plot {RUN} runs/CartPole-v1-ppo-2 --out figure.png"))(training.plot)
 app.command(epilog=examples(f"sparring publish {RUN}", f"sparring publish {RUN} --model careful --also tflite-int8,c"))(
-    training.publish
+    publishing.publish
 )
 app.command(
     epilog=examples(

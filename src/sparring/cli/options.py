@@ -28,6 +28,7 @@ __all__ = [
     "SetOption",
     "change",
     "examples",
+    "game_as_set",
     "get",
     "set_game",
     "show",
@@ -59,13 +60,19 @@ def examples(*lines: str) -> str:
 
 def set_game(game: str | dict[str, Any], changes: list[str] | None) -> "Game":
     """A game by its id, or as an experiment has it, with changes such as `game.gravity=-5`."""
-    from sparring.experiment import override
     from sparring.games import catalog
+
+    return catalog.load(game_as_set(game, changes))
+
+
+def game_as_set(game: str | dict[str, Any], changes: list[str] | None) -> Any:
+    """As an experiment has it."""
+    from sparring.experiment import override
 
     data = override({"game": game}, changes or [])
     if other := next((key for key in data if key != "game"), None):
         raise InputError(f"--set {other}: only the game can be set here, such as --set game.gravity=-5")
-    return catalog.load(data["game"])
+    return data["game"]
 
 
 def get(server: str, kind: Any, *path: str, query: str = "") -> Any:

@@ -51,8 +51,8 @@ class Player(Recorder):
         self._before = new_id()  # the episode before the one that the server is asked for; any, for the first
 
     def _acting_in(self) -> str:
-        """Names an episode for the server, which draws the same version for all of it: it has no id before its first
-        step, so it is the one after another."""
+        """Names an episode for the server, which draws the same version for all of it. An episode has no id before its
+        first step, so it is named by the one before it."""
         if not self.in_episode and self.episode:
             self._before = self.episode
         return self._before

@@ -85,7 +85,7 @@ class PendingFragment:
 
 
 class Recorder:
-    """`offer` takes finished cuts. A recorder belongs to one thread of the game; the uploader's thread only cuts."""
+    """`offer` takes fragments. A recorder belongs to one thread of the game; the uploader's thread calls only `cut`."""
 
     def __init__(
         self, game: Game, player: str, offer: Callable[[PendingFragment], None], fragment_steps: int = 100

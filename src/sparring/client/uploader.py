@@ -1,5 +1,5 @@
-"""Sends cuts through a transport from one background thread: batches, retries, and keeps on disk what cannot be taken
-now. Nothing is forgotten before the server acknowledged or refused it, or a bound was reached (counted)."""
+"""Sends fragments through a transport from one background thread: batches, retries, and keeps on disk what cannot be
+taken now. Nothing is forgotten before the server acknowledged or refused it, or a bound was reached (counted)."""
 
 import random
 import threading
@@ -106,11 +106,11 @@ class Uploader:
     def start(self) -> None:
         self._thread.start()
 
-    def offer(self, cut: PendingFragment) -> None:
+    def offer(self, pending: PendingFragment) -> None:
         """Never waits for the network or the disk."""
         with self._changed:
-            self._queue.append(cut)
-            self._queued_bytes += cut.size
+            self._queue.append(pending)
+            self._queued_bytes += pending.size
             lost = 0
             while self._queued_bytes > self._limit and self._queue:
                 self._queued_bytes -= self._queue.popleft().size
@@ -161,7 +161,7 @@ class Uploader:
             self._queued_bytes = 0
         while left:
             batch, left = left[:MAX_FRAGMENTS], left[MAX_FRAGMENTS:]
-            if upload := self._pack(batch):
+            if upload := self._upload_of(batch):
                 self._keep(upload, batch)
 
     # From here on: the background thread.
@@ -200,7 +200,7 @@ class Uploader:
         return now < max(self._retry_at, self._not_before) or (self._deadline is not None and now >= self._deadline)
 
     def _send_one(self) -> bool:
-        """The oldest file on disk, else the oldest cuts in memory, else a file that failed. False: there is none."""
+        """The oldest file on disk, else what is oldest in memory, else a file that failed. False: there is none."""
         if self._queued_bytes > self._limit // 2:
             self._spill()  # the server is slower than the game: better on disk than over the bound
         if time.monotonic() > self._next_scan:
@@ -218,7 +218,7 @@ class Uploader:
         if self._too_soon():
             return False
         batch = self._take(self._most)
-        if not (upload := self._pack(batch)):
+        if not (upload := self._upload_of(batch)):
             return False
         try:
             self._deliver(upload, len(batch))
@@ -303,7 +303,7 @@ class Uploader:
             self._not_before = time.monotonic() + error.retry_after
 
     def _take(self, most: int = MAX_FRAGMENTS) -> list[PendingFragment]:
-        """Moves up to a request's worth of cuts from the queue to `_in_flight`."""
+        """Moves up to a request's worth of fragments from the queue to `_in_flight`."""
         with self._changed:
             size = 0
             while self._queue and len(self._in_flight) < most:
@@ -318,26 +318,26 @@ class Uploader:
             self._queue.extendleft(reversed(batch))
             self._in_flight = []
 
-    def _pack(self, batch: list[PendingFragment]) -> Upload | None:
-        """An upload. Cuts that cannot be packed leave the batch, logged and counted; none: no others are left."""
+    def _upload_of(self, batch: list[PendingFragment]) -> Upload | None:
+        """An upload. Fragments that cannot be made leave the batch, logged and counted; none: no others are left."""
         upload, bad = Upload(), set[str]()
-        for cut in batch:
-            done = attempt(lambda cut=cut: upload.add(cut.fragment()))  # type: ignore[misc]
+        for pending in batch:
+            done = attempt(lambda pending=pending: upload.add(pending.fragment()))  # type: ignore[misc]
             if isinstance(done, Exception):
-                bad.add(cut.id)
+                bad.add(pending.id)
                 self._notices.warn(f"a fragment of play is dropped, it cannot be packed: {describe(done)}")
         if bad:
             with self._changed:
-                self._queued_bytes -= sum(cut.size for cut in self._in_flight if cut.id in bad)
-                self._in_flight = [cut for cut in self._in_flight if cut.id not in bad]
+                self._queued_bytes -= sum(pending.size for pending in self._in_flight if pending.id in bad)
+                self._in_flight = [pending for pending in self._in_flight if pending.id not in bad]
                 self._stats = replace(self._stats, dropped=self._stats.dropped + len(bad))
-            batch[:] = [cut for cut in batch if cut.id not in bad]
+            batch[:] = [pending for pending in batch if pending.id not in bad]
         return upload if batch else None
 
     def _landed(self) -> None:
         """What was in flight is safe: with the server or on disk."""
         with self._changed:
-            self._queued_bytes -= sum(cut.size for cut in self._in_flight)
+            self._queued_bytes -= sum(pending.size for pending in self._in_flight)
             self._in_flight = []
             self._changed.notify_all()
 
@@ -439,7 +439,7 @@ class Uploader:
             batch = self._take()
             if not batch:
                 return
-            upload = self._pack(batch)
+            upload = self._upload_of(batch)
             if upload and not self._keep(upload, batch):
                 return
             self._landed()

@@ -102,8 +102,8 @@ def _of_store(game: Game, address: str) -> Iterator[Fragment]:
         theirs = find_game(store, game.name)
         if theirs.schema != game.schema:
             raise InputError(f"{game.name} has schema {theirs.schema} there and {game.schema} here: its spaces differ")
-        for piece in store.scan(game.name):
-            yield from piece
+        for piece in store.scan(theirs.name):  # theirs may have got another name, or ours
+            yield from (msgspec.structs.replace(f, game=game.name) for f in piece)
     finally:
         store.close()
 
@@ -119,21 +119,20 @@ def store_fragments(
     group: list[Fragment] = []
     size = 0
 
+    def reject(reason: str) -> None:
+        done.rejected += 1
+        reasons[reason if reason in reasons or len(reasons) < REASONS else "other reasons"] += 1
+
     def flush() -> None:
         for reason in _store(store, game, group, done):
-            done.rejected += 1
-            if reason in reasons or len(reasons) < REASONS:
-                reasons[reason] += 1
-            else:
-                reasons["other reasons"] += 1
+            reject(reason)
         done.reasons = dict(reasons)
         group.clear()
         on_progress(done)
 
     for one in found:
         if isinstance(one, str):
-            done.rejected += 1
-            reasons[one if len(reasons) < REASONS else "other reasons"] += 1
+            reject(one)
             continue
         group.append(one)
         size += len(one.obs)

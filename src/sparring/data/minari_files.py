@@ -1,8 +1,8 @@
 """Minari datasets, as minari 0.5 reads them: an episode each, written in its Arrow form, without minari itself.
 
-What a dataset of Minari's has no place for (player, model, version, log-probabilities, where fragments were cut) is in
-each episode's metadata and `infos`, so that what we exported comes back as it was. Datasets of others are read in both
-of Minari's forms, Arrow or Parquet files and HDF5.
+A dataset of Minari's has no place for some of it: player, model, version, log-probabilities, where fragments were cut.
+This is in each episode's metadata and `infos`, so that what we exported comes back as it was. Datasets of others are
+read in both of Minari's forms, Arrow or Parquet files and HDF5.
 """
 
 import io

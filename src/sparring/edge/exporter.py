@@ -94,7 +94,7 @@ def export(
         whole = _is_whole(name)
         if whole and calibration[0] is None:
             calibration = _calibration(policy, wanted, on_progress)
-            given = Given(wanted.value, calibration[0], partial(_told, on_progress, "whole numbers"))
+            given = Given(wanted.value, calibration[0], partial(_report_under, on_progress, "whole numbers"))
         on_progress(f"{name}: writing", 0, 1)
         start = time.perf_counter()
         made = formats.render(name, policy, wanted.stem, given)
@@ -107,7 +107,7 @@ def export(
     return found
 
 
-def _told(on_progress: Progress, name: str, words: str) -> None:
+def _report_under(on_progress: Progress, name: str, words: str) -> None:
     on_progress(f"{name}: {words}", 0, 1)
 
 

@@ -22,8 +22,8 @@ class Unmapped(ValueError):
 class Change:
     """From `old` to `new`.
 
-    :param defaults: values of fields that the old form does not have, by their names; of an observation that is no
-        dict, and of the action, by `observation` and `action`. Others are 0, or the nearest that the space allows.
+    :param defaults: values of fields that the old form does not have, by their names. An observation that is no dict,
+        and the action, have the names `observation` and `action`. Others are 0, or the nearest that the space allows.
     :raises InputError: a default is of no added field, or does not fit it.
     """
 

@@ -1,6 +1,6 @@
 """What may enter: the one check behind the gateway and every other door. Schema, sizes, finiteness, bounds, clock.
 
-A batch of good fragments is checked as a few long arrays, not one by one; only a batch with something wrong is looked
+A batch of good fragments is checked as a few long arrays, not one by one. Only a batch with something wrong is looked
 at fragment by fragment, to name what it is.
 """
 

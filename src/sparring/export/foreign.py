@@ -1,5 +1,5 @@
-"""Files that others made (.onnx, .tflite), played as far as their shapes say how: one input that has the shape of an
-observation, and an output with a number for each action, the numbers of a Box action, or the choice itself.
+"""Files that others made (.onnx, .tflite), played as far as their shapes say how. A file has one input of an
+observation's shape. Its output is a number for each action, the numbers of a Box action, or the choice itself.
 
 Pixels go in as they are where the input is uint8, as 0 to 1 where it is float32, and by the input's own scale where it
 is int8.

@@ -35,7 +35,7 @@ FORMATS = {
 
 class Format(Protocol):
     """A `render(policy)` alone is enough. One that takes more says in `takes` which fields of `Given`, or "given" for
-    all of it, and gets these as keyword arguments; `calibrated = True` says that it needs observations."""
+    all of it. It gets these as keyword arguments. `calibrated = True` says that it needs observations."""
 
     suffix: str  # of the file, such as ".onnx"
 

@@ -1,6 +1,6 @@
-"""An ONNX policy whose products are of whole numbers, by ONNX Runtime's quantiser: weights int8, of seven bits (older
-processors add two products of eight bits into sixteen), what goes into them uint8. All else stays in floats, so that
-the file has the same inputs and outputs."""
+"""An ONNX policy whose products are of whole numbers, by ONNX Runtime's quantiser. Weights are int8, of seven bits:
+older processors add two products of eight bits into sixteen. What goes into them is uint8. All else stays in floats, so
+that the file has the same inputs and outputs."""
 
 import logging
 import tempfile

@@ -1,8 +1,8 @@
 """A policy in whole numbers of 8 bits: how each tensor of its tape is rounded. TFLite and C write the same numbers.
 
-Rounded are: inputs and tensors with a scale and a zero each, weights of dense layers with one scale, of convolutions
-with one for each filter (Jacob et al. 2018). What accuracy costs is spent where it matters: every number of an
-observation gets the range that it has in play, and of numbers of which the largest wins only their differences count.
+Inputs and tensors are rounded with a scale and a zero each, weights of dense layers with one scale, weights of
+convolutions with one for each filter (Jacob et al. 2018). What accuracy costs is spent where it matters. Every number
+of an observation gets the range that it has in play. Where the largest number wins, only differences count.
 """
 
 import itertools

@@ -260,7 +260,7 @@ def registered_here_alone(game: Game) -> InputError:
 
 @contextmanager
 def silent() -> Iterator[None]:
-    """What simulators' C code prints goes nowhere: PyBullet tells of its build at import and prints a line for every
+    """What simulators' C code prints goes nowhere. PyBullet tells of its build at import and prints a line for every
     connection, in the middle of whatever is on the screen."""
     sys.stdout.flush()
     sys.stderr.flush()

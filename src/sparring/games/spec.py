@@ -243,8 +243,8 @@ def written(space: Space, most: int = 1000) -> str:
 def column(space: Space, rows: Sequence[Any] | Array) -> Array:
     """Steps as a game or JSON gives them → one array of the space's element type. Raises ValueError on a misfit.
 
-    Rows that are no arrays are strangers' input: NumPy gets them only as numbers in lists of exactly the space's shape,
-    so that it never takes more memory than what they hold. (Of strings it would make each as wide as the longest.)
+    Rows that are no arrays are strangers' input. NumPy gets them only as numbers in lists of exactly the space's shape.
+    So it never takes more memory than what they hold. (Of strings it would make each as wide as the longest.)
     """
     if not isinstance(rows, np.ndarray) and len(rows) * space.element.itemsize > MAX_COLUMN_BYTES:
         raise ValueError(f"{len(rows)} rows take more than {MAX_COLUMN_BYTES >> 20} MiB: send fewer at once")

@@ -1,8 +1,8 @@
 """Many environments of one game behind one interface: a native vector form where the game has one, else several
 separate environments stepped in turn. Knows nothing of learning.
 
-The step after an episode's end ignores its action and starts the next episode (Gymnasium's NEXT_STEP): an episode's
-last observation is thus a row like any other, and nothing ever needs a second "final" observation beside it.
+The step after an episode's end ignores its action and starts the next episode (Gymnasium's NEXT_STEP). So an episode's
+last observation is a row like any other, and nothing ever needs a second "final" observation beside it.
 """
 
 import json

@@ -1,7 +1,7 @@
 """How an A/B test stands, from the episodes that were finished since it began.
 
-A bot's episode counts for the model that played it. A person's counts for the model that the person gets, and each
-person counts once, by the mean of their episodes: people differ more from each other than their episodes do.
+A bot's episode counts for the model that played it. A person's counts for the model that the person gets. Each person
+counts once, by the mean of their episodes: people differ more from each other than their episodes do.
 """
 
 import math

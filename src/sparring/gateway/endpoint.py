@@ -98,7 +98,7 @@ class Blob(Response):
 class Budget:
     """Bytes of request bodies that are in memory, read but not yet done with. Above the limit new ones are turned away.
 
-    Of bodies that are not complete, one address gets no more than `share` once half of the budget is taken: whoever
+    Of bodies that are not complete, one address gets no more than `share` once half of the budget is taken. So whoever
     sends slowly, over however many connections, leaves room for the others.
     """
 
@@ -185,7 +185,7 @@ def media_type(request: Request, *allowed: str) -> str:
 
 
 async def read_body(request: Request, limit: int, hold: Hold, advice: str = SEVERAL) -> bytes:
-    """The body as sent, never more than `limit` bytes of it. A larger Content-Length is refused unread, and a body that
+    """The body as sent, never more than `limit` bytes of it. A larger Content-Length is refused unread. A body that
     comes too slowly is not waited for: it must grow by a tenth within every `PACE`, and be complete in time."""
     if (announced := content_length(request.scope)) is not None and announced > limit:
         raise _too_large(f"the body has {announced} bytes", limit, advice)

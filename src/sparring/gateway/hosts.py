@@ -1,9 +1,9 @@
 """Who a request may be for, and from which web pages: against DNS rebinding and foreign pages.
 
-A page of any site can let its own name resolve to 127.0.0.1, or to a machine in the visitor's network, and then read
-and write here as if it were ours. Its requests still carry its name as their Host. So a gateway answers to names of
-this machine, to IP addresses, which cannot be rebound, and to the names in its settings. (Browsers always send a Host,
-and an Origin with whatever changes something; game clients and probes send no Origin.)
+A page of any site can let its own name resolve to 127.0.0.1, or to a machine in the visitor's network. Then it could
+read and write here as if it were ours. Its requests still carry its name as their Host. So a gateway answers to names
+of this machine, to IP addresses, which cannot be rebound, and to the names in its settings. (Browsers always send a
+Host, and an Origin with whatever changes something; game clients and probes send no Origin.)
 """
 
 import functools

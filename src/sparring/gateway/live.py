@@ -26,6 +26,7 @@ __all__ = ["Live"]
 
 PERIOD = 1.0  # seconds between snapshots of a game that changes
 IDLE_PERIOD = 5.0  # and of one that does not: it tells the watchers that we are here
+ERASED_EVERY = 5.0  # seconds between looks whether play was erased elsewhere: by another gateway, by the trainer
 WINDOW = 5  # seconds over which rates are taken
 ACTIVE = 30.0  # a player is active for so long after their newest fragment
 MAX_VERSIONS = 200
@@ -74,14 +75,10 @@ class GameView:
         self._status = trainer_dir / game / "status.json" if trainer_dir else None
         self._stream_status = stream_status
         self._stats: Stats | None = None
-        self._history = History()
+        self._history, self._begun = History(), ("", "")  # without what was erased up to this mark
         self._behind = False  # there are more episodes than one build takes in
         self._built_from: object = None
-
-    def forget(self) -> None:
-        """Something was erased: what was drawn from it goes as well."""
-        self._history = History()
-        self.touch()
+        self._looked = float("-inf")
 
     def touch(self) -> None:
         self._built_from, self.built = None, float("-inf")
@@ -91,13 +88,24 @@ class GameView:
         quiet = time.monotonic() - self.rate.last > ACTIVE + 2 * PERIOD
         return self._behind or not quiet or self._built_from != self._inputs(latest)
 
+    def may_look(self) -> bool:
+        """Whether it is time to ask `erased` again."""
+        return time.monotonic() - self._looked >= ERASED_EVERY
+
+    def erased(self) -> bool:
+        """Whether something was erased since the last snapshot, or the game declared anew, by whomever."""
+        self._looked = time.monotonic()
+        return self._mark() != self._begun
+
+    def _mark(self) -> tuple[str, str]:
+        return self._store.registration(self._game), self._store.erasure(self._game)
+
     def _inputs(self, latest: int | None) -> object:
         return self.rate.last, latest, _mtime(self._status), _mtime(self._stream_status)
 
     def build(self, latest: Manifest | None, manifests: list[Manifest]) -> Snapshot:
         now, inputs = time.time(), self._inputs(latest.version if latest else None)
-        self._history.newest = max((m.version for m in (latest, *manifests[-1:]) if m is not None), default=0)
-        history = self._take_in()
+        history = self._take_in(max((m.version for m in (latest, *manifests[-1:]) if m is not None), default=0))
         returns = history.all.recent.returns()
         players, stats = self._store.players(self._game, MAX_ACTIVE), self._store.stats(self._game)
         if self._stream_status is not None:
@@ -124,6 +132,7 @@ class GameView:
             paused=self._game in self._store.paused(),
             people=_play(history.people, stats.steps - stats.bot_steps),
             bots=_play(history.bots, stats.bot_steps),
+            behind=self._behind,
         )
         self._built_from, self.built = inputs, time.monotonic()
         return self.snapshot
@@ -142,8 +151,13 @@ class GameView:
             self.rate.add(fragments, stats.steps - self._stats.steps, time.monotonic())
         self._stats = stats
 
-    def _take_in(self) -> History:
+    def _take_in(self, newest: int) -> History:
+        """:param newest: version that there is."""
+        mark = self._mark()  # before the episodes: a later erasure then shows as another mark
+        if mark != self._begun:
+            self._history, self._begun = History(), mark
         history = self._history
+        history.newest = newest
         for _ in range(MAX_PAGES):
             page = self._store.episodes(self._game, history.cursor, PAGE)
             for episode in page:
@@ -242,9 +256,6 @@ class Live:
     def stream(self) -> StreamStatus | None:
         return _read_status(self._stream_status, StreamStatus)
 
-    def forget(self, game: str) -> None:
-        self._view(game).forget()
-
     def touch(self, game: str) -> None:
         """The next look at it is a new one."""
         self._view(game).touch()
@@ -308,7 +319,10 @@ class Live:
                 return view.snapshot
             latest = await self._models.latest(game, DEFAULT_MODEL)
             newest = latest.manifest if latest else None
-            if view.snapshot is not None and not view.stale(newest.version if newest else None):
+            fresh = view.snapshot is not None and not view.stale(newest.version if newest else None)
+            if fresh and view.may_look():
+                fresh = not await asyncio.to_thread(view.erased)
+            if fresh and view.snapshot is not None:
                 return view.snapshot
             trainer = await asyncio.to_thread(view.trainer)
             candidate = trainer.candidate if trainer else None

@@ -1,5 +1,5 @@
-"""Runs the application on uvicorn, with the guards that uvicorn leaves to a proxy: limits on headers and connections,
-a time within which headers must come, and a shutdown that ends event streams and lets uploads finish."""
+"""Runs the application on uvicorn, with the guards that uvicorn leaves to a proxy. These are limits on headers and
+connections, a time within which headers must come, and a shutdown that ends event streams and lets uploads finish."""
 
 import contextlib
 import http

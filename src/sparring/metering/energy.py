@@ -63,8 +63,8 @@ class Energy(NamedTuple):
 
 
 def energy_of(joules: dict[str, float]) -> Energy | None:
-    """One figure from what the sources counted: a meter has seen the whole machine; RAPL and NVML have seen different
-    parts of it; an estimate counts alone where nothing was measured. None: nobody knows."""
+    """One figure from what the sources counted. A meter has seen the whole machine. RAPL and NVML have seen different
+    parts of it. An estimate counts alone, where nothing was measured. None: nobody knows."""
     if "meter" in joules:
         return Energy(joules["meter"], SOURCES["meter"])
     parts = [name for name in ("rapl", "nvml") if name in joules]

@@ -164,12 +164,15 @@ class Sampler:
         self.close()
 
     def _run(self) -> None:
-        try:
-            while not self._stop.wait(self.every):
+        told = stopping = False
+        while not stopping:
+            stopping = self._stop.wait(self.every)  # then one more look, for the rest
+            try:
                 self._look()
-            self._look()  # the rest
-        except Exception:  # a thread that dies silently would leave a gap that nobody can explain
-            log.exception("usage is not measured any more: this is a mistake of ours")
+            except Exception:  # a thread that dies silently would leave a gap that nobody can explain
+                if not told:
+                    log.exception("a look at usage failed, which is a mistake of ours; it goes on, and says so once")
+                told = True
 
     def _look(self) -> None:
         if self._estimate_at is not None and time.monotonic() >= self._estimate_at and not self._stop.is_set():

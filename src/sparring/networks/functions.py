@@ -1,6 +1,7 @@
 """The JAX form of networks: what the declarative layers compute, and how their arrays begin."""
 
 import functools
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -19,6 +20,7 @@ __all__ = [
     "convolve",
     "dense",
     "init_params",
+    "mean_gradients",
     "normalise",
     "normalise_rows",
     "product",
@@ -28,6 +30,7 @@ __all__ = [
 
 Params = dict[str, Any]  # flat: "torso.0.w" → array; the same names in checkpoints, safetensors and ONNX
 
+AT_ONCE = (16, 64)  # images, at least and at most, whose gradients are computed together: see `mean_gradients`
 WIDE = 128  # inputs of a layer from which a product in bfloat16 is quicker
 
 
@@ -162,6 +165,28 @@ def _convolve_by_products(x: jax.Array, w: jax.Array) -> jax.Array:
 def _product(x: jax.Array, w: jax.Array) -> jax.Array:
     """`x @ w` over pixels, as matrices: with more axes XLA takes up to three times as long."""
     return (x.reshape(-1, x.shape[-1]) @ w).reshape(*x.shape[:-1], -1)
+
+
+def mean_gradients(loss: Callable[[Params, Any], Any], params: Params, rows: Any, images: bool) -> tuple[Params, Any]:
+    """Gradients and metrics of `loss(params, rows)`, which are means over the rows, as `jax.grad(…, has_aux=True)`.
+
+    Of images on a CPU some rows are taken at a time: what is between the layers then stays in the caches, which makes
+    convolutions 1.2 to 1.8 times as fast."""
+    grad = jax.grad(loss, has_aux=True)
+    count = len(jax.tree.leaves(rows)[0])
+    least, most = AT_ONCE
+    part = next((n for n in range(most, least - 1, -1) if count % n == 0), count)
+    if not images or part >= count or jax.default_backend() != "cpu":
+        return grad(params, rows)
+    parts = jax.tree.map(lambda x: x.reshape(count // part, part, *x.shape[1:]), rows)
+
+    def add(total: Any, some: Any) -> tuple[Any, None]:
+        return jax.tree.map(jnp.add, total, grad(params, some)), None
+
+    shapes = jax.eval_shape(grad, params, jax.tree.map(lambda x: x[0], parts))
+    total, _ = jax.lax.scan(add, jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes), parts)
+    mean: tuple[Params, Any] = jax.tree.map(lambda x: x * (part / count), total)
+    return mean
 
 
 def q_values(head: QValues, params: Params, hidden: jax.Array, sizes: tuple[int, ...] | None = None) -> jax.Array:

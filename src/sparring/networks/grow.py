@@ -15,7 +15,7 @@ __all__ = ["grow"]
 
 
 def grow(policy: Policy, game: Game) -> Policy | str:
-    """The policy for `game`: weights of added inputs are zero, an added action is like the mean of the others, so that
+    """The policy for `game`. Weights of added inputs are zero, and an added action is like the mean of the others. So
     it plays as before where nothing is new. Or why that cannot be, for people."""
     old = policy.game
     if type(old.action) is not type(game.action):

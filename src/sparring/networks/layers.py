@@ -65,11 +65,15 @@ class Layer:
     (height, width, channels), in ONNX (channels, height, width). Parameters have names of one's own, such as "w" and
     "b"; in files they are `torso.<place>.<name>`.
 
-    A layer has no state yet. One that remembers (recurrent layers) will need: its state's shape as a method, None by
-    default; `apply_jax` and the function of `bind_numpy` that then take and give the state beside `x`; a `state` that
-    goes into and comes out of `Policy.act`, and inputs and outputs `state.<place>` of the ONNX graph; an actor that
-    clears it when an episode begins and keeps it with the first row of a block. Layers without a state stay as they
-    are.
+    Two things are left room for. Neither changes the layers that there are.
+
+    A state, for layers that remember (recurrent ones). Such a layer will say its state's shape by a method, which gives
+    None by default. `apply_jax` and the function of `bind_numpy` will take and give the state beside `x`. So will
+    `Policy.act`, and the ONNX graph as inputs and outputs `state.<place>`. An actor will clear it when an episode
+    begins, and keep it with the first row of a block.
+
+    An image with numbers beside it. A Dict with both is one flat vector now. `features` will give such an observation
+    by parts, and a first layer will take them: it has layers of its own for each part, and gives one vector.
     """
 
     __slots__ = ()
@@ -181,7 +185,7 @@ class Dense(Layer, msgspec.Struct, frozen=True, tag="dense", tag_field="layer", 
 class Conv(Layer, msgspec.Struct, frozen=True, tag="conv", tag_field="layer", forbid_unknown_fields=True):
     """Square kernel. Its weights are (kernel, kernel, in, out).
 
-    `padding`: "same" puts zeros around the image, so that there is an output for every `stride`-th pixel; of an odd
+    `padding`: "same" puts zeros around the image, so that there is an output for every `stride`-th pixel. Of an odd
     number of rows or columns the larger half goes below and right, as in TensorFlow. "valid" adds none.
     """
 

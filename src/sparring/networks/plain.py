@@ -18,23 +18,11 @@ from sparring.games import Box, Discrete, Game, MultiDiscrete
 from sparring.games.spec import Array
 from sparring.networks.layers import Layer, flatten, own
 from sparring.networks.plain_steps import Activate, Affine, Convolve, Normalise, Step
-from sparring.networks.policy import CLIP, Policy, features
+from sparring.networks.policy import CLIP, Policy, Value, features
 from sparring.networks.spec import Deterministic as Tanh
 from sparring.networks.spec import QValues, Squashed, action_size, choices, feature_shape, image_layout, scaling
 
 __all__ = ["Plain", "Value", "decide", "evaluate", "pixels", "walk"]
-
-
-@dataclass(frozen=True, eq=False)
-class Value:
-    """What an actor-critic thinks a state is worth: layers of its own, or none and a head on the policy's.
-
-    :param layers: None: it shares the policy's.
-    :param params: `torso.0.w` …, `head.w`, `head.b`.
-    """
-
-    layers: tuple[Layer, ...] | None
-    params: Mapping[str, Array]
 
 
 @dataclass(frozen=True, eq=False)

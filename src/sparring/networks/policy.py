@@ -31,7 +31,7 @@ from sparring.networks.spec import (
     scaling,
 )
 
-__all__ = ["CLIP", "LOG_STD_RANGE", "OBSERVED_LOG_STD_RANGE", "Policy", "features", "to_batch"]
+__all__ = ["CLIP", "LOG_STD_RANGE", "OBSERVED_LOG_STD_RANGE", "Policy", "Value", "features", "to_batch"]
 
 CLIP = 10.0  # normalised observations are clipped to ±this
 LOG_STD_RANGE = (-5.0, 2.0)
@@ -40,6 +40,7 @@ HALF_LOG_2PI = 0.5 * math.log(2 * math.pi)
 LOG_2 = math.log(2)
 MIN_PROB = 1e-20  # a random action that ε = 0 never takes still has a finite log-probability
 GUMBEL_CLIP = (1e-7, 1 - 1e-7)
+ALONE = "it is a policy alone. PPO learns a value, and the run keeps it: load_policy(RUN)"
 MIN_MASS = 1e-300  # what lies beyond 37 deviations, where no noise comes
 FAR = 1e6  # deviations beyond which a tail is as good as empty; its square is still a float32
 # For JAX and ONNX: log erfc(a) = log t − a² + Σ cᵢ tⁱ, t = 1/(1 + a/2), a ≥ 0, the Chebyshev fit of Press et al., which
@@ -48,6 +49,18 @@ ERFC = (
     *(0.17087277, -0.82215223, 1.48851587, -1.13520398, 0.27886807),
     *(-0.18628806, 0.09678418, 0.37409196, 1.00002368, -1.26551223),
 )
+
+
+@dataclass(frozen=True, eq=False)
+class Value:
+    """What an actor-critic thinks a state is worth: layers of its own, or none and a head on the policy's.
+
+    :param layers: None: it shares the policy's.
+    :param params: `torso.0.w` …, `head.w`, `head.b`.
+    """
+
+    layers: tuple[Layer, ...] | None
+    params: Mapping[str, Array]
 
 
 @dataclass(frozen=True, eq=False)
@@ -61,6 +74,8 @@ class Policy:
         `normaliser.std` (shaped like the features).
     :param exploration: ε for Q-values, the noise's deviation (of actions scaled to ±1) for deterministic ones, unused
         otherwise.
+    :param critic: The value network that learned beside it, what reads it when it is asked for, or in words why there
+        is none.
     """
 
     game: Game
@@ -68,6 +83,7 @@ class Policy:
     head: Head
     params: dict[str, Array] = field(repr=False)
     exploration: float = 0.0
+    critic: Value | str | Callable[[], Value] = field(default=ALONE, repr=False)
 
     def __post_init__(self) -> None:
         shapes = param_shapes(self.game, self.layers, self.head)
@@ -140,9 +156,9 @@ class Policy:
         :param noise: To explore with, a row for each observation (`Policy.noise`). None: greedily.
         :raises InputError: it says what does not fit.
 
-        For continuous actions that is the log-density of the action as a learner finds it in a fragment, scaled to ±1
-        where it has bounds; on a bound to which a Gaussian is clipped it is the log-probability of the mass beyond.
-        Heads without a density (Deterministic) give none.
+        For continuous actions this is a log-density: of the action as a learner finds it in a fragment, scaled to ±1
+        where it has bounds. Where a Gaussian is clipped to a bound, it is the log-probability of the mass beyond. Heads
+        without a density (Deterministic) give none.
         """
         batch, single = to_batch(self.game.observation, obs)
         rows = None if noise is None else self._noise_rows(noise, len(batch))
@@ -181,14 +197,42 @@ class Policy:
         """The Q-value of each action: the return that the policy expects after it.
 
         :param obs: One observation or a batch, as for `act`.
-        :returns: (actions,) of one observation, (batch, actions) of a batch; a list of these, one for each part, where
-            the action is MultiDiscrete: the value of an action is the mean of its parts'.
-        :raises InputError: the policy has none: of actor-critic algorithms it is the actor alone.
+        :returns: (actions,) of one observation, (batch, actions) of a batch. Where the action is MultiDiscrete, a list
+            of these, one for each part: the value of an action is the mean of its parts'.
+        :raises InputError: the policy has none: actor-critic algorithms learn a value of the state (`state_value`).
         """
         if not isinstance(self.head, QValues):
-            raise InputError("this policy has no values: algorithms with Q-values have them, here is an actor alone")
+            raise InputError("this policy has no values of actions: algorithms with Q-values do. See state_value")
         batch, single = to_batch(self.game.observation, obs)
         return self._answer(self._by_part(self.outputs(batch)), single)
+
+    def state_value(self, obs: Any) -> Array:
+        """The value of a state: the return that the policy expects from there on. PPO and IQL learn it. PPO's is by its
+        rewards: with `scale_reward`, as is usual, a return in units of the rewards' deviation.
+
+        :param obs: One observation or a batch, as for `act`.
+        :returns: A number, or one for each observation of a batch.
+        :raises InputError: there is none; the message says why.
+        """
+        batch, single = to_batch(self.game.observation, obs)
+        values = self._critic.outputs(batch)[:, 0]
+        return values[0] if single else values
+
+    @cached_property
+    def _critic(self) -> "Policy":
+        """The value network, as the Q-value of a single action: so it is computed as any network."""
+        try:
+            critic = self.critic() if callable(self.critic) else self.critic
+        except InputError as error:
+            critic = str(error)
+        if isinstance(critic, str):
+            raise InputError(f"this policy has no value of a state: {critic}")
+        from_us = ("normaliser.", "torso.") if critic.layers is None else ("normaliser.",)
+        params = {name: array for name, array in self.params.items() if name.startswith(from_us)}
+        layers = self.layers if critic.layers is None else critic.layers
+        return Policy(
+            Game("value", self.game.observation, Discrete(1)), layers, QValues(), params | dict(critic.params)
+        )
 
     def outputs(self, obs: Array) -> Array:
         """The head's numbers for a column of observations: Q-values, logits, means …

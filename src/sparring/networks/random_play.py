@@ -21,8 +21,8 @@ class RandomPlay:
     A choice, and a number with both bounds, is drawn evenly. Any other number is drawn from a normal distribution of
     deviation 1 around 0 (or around its bound, where 0 is beyond it), and clipped to the bound.
 
-    Log-probabilities are what every policy's are (`Policy.act`): of numbers scaled to ±1 where they have both bounds,
-    and on a bound to which a number was clipped the mass beyond.
+    Log-probabilities are what every policy's are (`Policy.act`): of numbers scaled to ±1 where they have both bounds.
+    On a bound to which a number was clipped, it is that of the mass beyond.
     """
 
     model, version = "random", 0

@@ -2,8 +2,8 @@
 
     games/<game>/ab.json   the test that runs, and those that have ended
 
-Who gets which model follows from the test's id and the player's name alone, so everybody who asks finds the same, and
-a player keeps it for as long as the test runs.
+Who gets which model follows from the test's id and the player's name alone. So everybody who asks finds the same, and a
+player keeps it for as long as the test runs.
 """
 
 import hashlib
@@ -69,8 +69,9 @@ class AbTest(msgspec.Struct, frozen=True):
             raise ValueError("an A/B test has shares, and a cursor of the store")
 
     def model(self, player: str) -> str:
-        """The model that a player gets: sha256 of `id`, a line feed and the player's name; its first 8 bytes as a
-        fraction of 2^64 fall into one of the shares, which lie side by side in the order of the models' names."""
+        """The model that a player gets. Take the sha256 of `id`, a line feed and the player's name. Its first 8 bytes
+        are a fraction of 2^64, which falls into one of the shares. These lie side by side in the order of the models'
+        names."""
         digest = hashlib.sha256(f"{self.id}\n{player}".encode(errors="replace")).digest()
         point, end, models = int.from_bytes(digest[:8], "big") / 2**64, 0.0, sorted(self.shares)
         for model in models:

@@ -5,8 +5,8 @@
     games/<game>/models/<model>/moves/<number>.json   the journal: one move each, created once, never changed
 
 A move is written to the journal first and then to the pointer, by compare-and-swap. The pointer has its move's number,
-and a move the number of the one it follows: an entry outside that chain was never done (its writer was killed, or
-somebody else was quicker), and nobody is shown it.
+and a move the number of the one it follows. An entry outside that chain was never done: its writer was killed, or
+somebody else was quicker. Nobody is shown it.
 
 Where a pointer is torn, the journal decides: the newest move of `stable` to a version that is whole.
 """

@@ -8,7 +8,7 @@
 A version is never changed, pointers to it are. Whoever is killed half-way leaves a number unused. Of a game that was
 deleted `<version>/deleted` stays, with its highest number.
 
-On a directory every file is on disk (fsync; obstore itself never calls it) before the manifest appears, so a power loss
+On a directory every file is on disk (fsync; obstore itself never calls it) before the manifest appears. So a power loss
 can take the newest version back but not leave it torn, and its number is not given out again. Should a disk lose bytes
 all the same, the manifest's hashes show it, and `latest` is the version before that is whole.
 """

@@ -1,5 +1,5 @@
-"""An RLlib algorithm behind the training loop's seam: it plays and learns an iteration at a time, reports it in our
-metrics' names, and its state is saved as plain arrays and JSON: no pickle is written, and none is loaded."""
+"""An RLlib algorithm behind the training loop's seam. It plays and learns an iteration at a time, and reports it in our
+metrics' names. Its state is saved as plain arrays and JSON: no pickle is written, and none is loaded."""
 
 import contextlib
 import os

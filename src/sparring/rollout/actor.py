@@ -207,20 +207,20 @@ def random_actions(game: Game, rng: np.random.Generator, count: int) -> Array:
 
 
 class SharedBuffers:
-    """The memory that a learner and its workers share, cut into arrays: two copies of the weights (one to read while
-    the other is written), who last gave a sign of life when, and the blocks."""
+    """The memory that a learner and its workers share, as arrays. It has two copies of the weights (one to read
+    while the other is written), the time of each worker's last sign of life, and the blocks."""
 
     def __init__(self, plan: Plan, buffer: Any) -> None:
         self.plan = plan
         size = sum(int(np.prod(shape)) for shape in plan.params.values())
-        cut = _Cutter(buffer)
-        self.version = cut(np.int64, (1,))
-        self.settings = cut(np.float64, (2, 2))  # of each copy: exploration; 1 to act at random
-        self.weights = cut(np.float32, (2, size))
-        self.beats = cut(np.float64, (plan.workers, 8))  # a cache line each
+        array = _Arrays(buffer)
+        self.version = array(np.int64, (1,))
+        self.settings = array(np.float64, (2, 2))  # of each copy: exploration; 1 to act at random
+        self.weights = array(np.float32, (2, size))
+        self.beats = array(np.float64, (plan.workers, 8))  # a cache line each
         shape = (plan.workers, plan.slots, plan.envs, plan.steps + 1)
-        self.rows = Rows(*(cut(dtype, shape) for dtype in row_types(plan.game)))
-        self.size = cut.at
+        self.rows = Rows(*(array(dtype, shape) for dtype in row_types(plan.game)))
+        self.size = array.at
 
     @classmethod
     def size_of(cls, plan: Plan) -> int:
@@ -247,7 +247,7 @@ class SharedBuffers:
                 return version, float(exploration), bool(at_random)
 
 
-class _Cutter:
+class _Arrays:
     """Arrays from one buffer, aligned to cache lines; without a buffer it only counts."""
 
     def __init__(self, buffer: Any) -> None:
@@ -295,7 +295,7 @@ def work(control: Connection, memory: int, order: WorkerOrder) -> None:
     buffers = SharedBuffers(plan, mmap.mmap(memory, order.size))
     actor = Actor(plan.game, build_elsewhere(plan.game, plan.envs), order.seed, order.life)
     if order.state is not None:
-        actor.restore(unpack_state(order.state))
+        actor.restore(decode_state(order.state))
     actor.beat = buffers.beats[order.worker]
     flat = np.empty(buffers.weights.shape[1], np.float32)
     policy = Policy(plan.game, plan.layers, plan.head, dict(views(plan, flat)))
@@ -304,7 +304,7 @@ def work(control: Connection, memory: int, order: WorkerOrder) -> None:
         message = control.recv_bytes()
         if message == SNAPSHOT:
             state = actor.state()
-            control.send_bytes(msgspec.msgpack.encode(WorkerState(None if state is None else pack_state(state))))
+            control.send_bytes(msgspec.msgpack.encode(WorkerState(None if state is None else encode_state(state))))
             continue
         slot, began = message[0], time.perf_counter()
         if version != int(buffers.version[0]):
@@ -328,14 +328,14 @@ def worker_seed(plan: Plan, worker: int) -> int:
     return int(np.random.SeedSequence((plan.seed, worker)).generate_state(1)[0])
 
 
-def pack_state(state: dict[str, Array]) -> dict[str, bytes]:
+def encode_state(state: dict[str, Array]) -> dict[str, bytes]:
     """Arrays as messages carry them: type and shape, then the bytes."""
     return {
         name: msgspec.msgpack.encode((array.dtype.str, array.shape, array.tobytes())) for name, array in state.items()
     }
 
 
-def unpack_state(state: dict[str, bytes]) -> dict[str, Array]:
+def decode_state(state: dict[str, bytes]) -> dict[str, Array]:
     arrays = {}
     for name, data in state.items():
         dtype, shape, raw = msgspec.msgpack.decode(data, type=tuple[str, tuple[int, ...], bytes])

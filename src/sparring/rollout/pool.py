@@ -43,9 +43,9 @@ from sparring.rollout.actor import (
     WorkerFailed,
     WorkerOrder,
     WorkerState,
-    pack_state,
+    decode_state,
+    encode_state,
     parts,
-    unpack_state,
     worker_seed,
 )
 from sparring.rollout.forkserver import ForkedWorker, ForkServer
@@ -251,9 +251,9 @@ class Pool:
         self._sockets.register(worker.control, selectors.EVENT_READ, worker)
         worker.since = time.monotonic()
         self.buffers.beats[worker.index, 0] = 0.0
-        packed = None if state is None else pack_state(state)
+        encoded = None if state is None else encode_state(state)
         seed = worker_seed(self.plan, worker.number)
-        order = WorkerOrder(self.plan, worker.index, seed, self.buffers.size, worker.life, packed)
+        order = WorkerOrder(self.plan, worker.index, seed, self.buffers.size, worker.life, encoded)
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # dead already: `take` notices
             worker.control.send_bytes(msgspec.msgpack.encode(order))
             for slot in worker.granted:  # what its predecessor was asked for
@@ -389,14 +389,14 @@ class Pool:
                 worker.control.send_bytes(SNAPSHOT)
                 if worker.control.poll(self.limit):
                     answer = msgspec.msgpack.decode(worker.control.recv_bytes(), type=WorkerState | WorkerFailed)
-                    packed = answer.state if isinstance(answer, WorkerState) else None  # it ends, and `take` notices
+                    encoded = answer.state if isinstance(answer, WorkerState) else None  # it ends, and `take` notices
                 else:  # it hangs while it makes its games
-                    packed = None
+                    encoded = None
                     self._ask_where(worker)
                     self._replace(worker, f"did not tell its state within {self.limit:.0f} s and was killed")
             except (EOFError, BrokenPipeError, ConnectionResetError):
-                packed = None  # it died; whoever resumes starts this worker's games anew
-            states.append(None if packed is None else unpack_state(packed))
+                encoded = None  # it died; whoever resumes starts this worker's games anew
+            states.append(None if encoded is None else decode_state(encoded))
         return states
 
     def close(self) -> None:

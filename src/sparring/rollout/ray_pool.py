@@ -1,9 +1,9 @@
 """Rollouts on a Ray cluster: the blocks of `rollout.Pool`, from any number of machines, behind the same seam.
 
-Ray carries one actor for each node, the host of that node's workers, which are those of the local runner: processes
-that play with NumPy and know nothing of Ray. A worker costs a third of the memory of an actor of its own, starts
-sooner, and new weights travel once to a node, whatever the number of its workers. The host replaces workers that die
-or hang; a host that is lost, with its node or alone, is replaced by us.
+Ray carries one actor for each node, the host of that node's workers. These are those of the local runner: processes
+that play with NumPy and know nothing of Ray. A worker costs a third of the memory of an actor of its own, and starts
+sooner. New weights travel once to a node, whatever the number of its workers. The host replaces workers that die or
+hang. A host that is lost, with its node or alone, is replaced by us.
 """
 
 import logging
@@ -31,7 +31,7 @@ from sparring.launch.ray_cluster import (
 )
 from sparring.networks.layers import decode
 from sparring.networks.policy import Policy
-from sparring.rollout.actor import Plan, Rows, build_elsewhere, pack_state, parts, random_actions, unpack_state
+from sparring.rollout.actor import Plan, Rows, build_elsewhere, decode_state, encode_state, parts, random_actions
 from sparring.rollout.pool import LIVES, STARTING, Block, Pool, Usage
 from sparring.runs.metrics import PlayedEpisode, Row
 
@@ -133,7 +133,7 @@ class NodeHost:
         self.numbers = numbers
         self.warnings: list[str] = []
         logging.getLogger("sparring.rollout").addHandler(_Notes(self.warnings))
-        given = [None if state is None else unpack_state(state) for state in states]
+        given = [None if state is None else decode_state(state) for state in states]
         self.pool = Pool(msgspec.msgpack.decode(plan, type=Plan, dec_hook=decode), limit, logs, given, numbers, life)
         self.versions: dict[int, int] = {}  # the pool's own → the learner's
 
@@ -172,7 +172,7 @@ class NodeHost:
         return self.pool.memory()
 
     def states(self) -> list[dict[str, bytes] | None]:
-        return [None if state is None else pack_state(state) for state in self.pool.state()]
+        return [None if state is None else encode_state(state) for state in self.pool.state()]
 
 
 class _Notes(logging.Handler):
@@ -265,11 +265,11 @@ class RayPool:
             "scheduling_strategy": NodeAffinitySchedulingStrategy(node, soft=False),
         }
         plan = msgspec.structs.replace(self.plan, workers=len(numbers))
-        packed = [None if state is None else pack_state(state) for state in states]
+        encoded = [None if state is None else encode_state(state) for state in states]
         actor = (
             ray.remote(NodeHost)
             .options(**options, max_restarts=0, max_task_retries=0)
-            .remote(msgspec.msgpack.encode(plan), self.limit, numbers, self.replaced, packed, self.environment)
+            .remote(msgspec.msgpack.encode(plan), self.limit, numbers, self.replaced, encoded, self.environment)
         )
         return _Hosted(actor, node, numbers)
 
@@ -364,8 +364,8 @@ class RayPool:
             except ray.exceptions.RayError as error:  # whoever resumes starts these workers' games anew
                 log.warning("rollout workers %s do not tell their state: %s", host.numbers, cause(error))
                 continue
-            for number, packed in zip(host.numbers, found, strict=True):
-                states[number] = None if packed is None else unpack_state(packed)
+            for number, encoded in zip(host.numbers, found, strict=True):
+                states[number] = None if encoded is None else decode_state(encoded)
         return states
 
     def close(self) -> None:

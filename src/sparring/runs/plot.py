@@ -1,5 +1,5 @@
-"""Figures of runs: return by steps and by time, with a confidence band over the seeds of one experiment, where the
-time went, and what it cost: CPU, memory, GPUs, power."""
+"""Figures of runs: return by steps and by time, with a confidence band over the seeds of one experiment; where the time
+went; what it cost (CPU, memory, GPUs, power)."""
 
 import itertools
 from collections.abc import Sequence

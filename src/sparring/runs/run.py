@@ -92,11 +92,15 @@ class Run:
         import jax
 
         from sparring import algorithms
+        from sparring.algorithms.protocol import Algorithm
         from sparring.runs import checkpoint
 
         name = self.experiment.name
+        none = InputError(f"{self.path} was trained with {name}, which does not learn the value of a state")
         if name.startswith("rllib/"):
-            raise InputError(f"{self.path} was trained with {name}: values of RLlib's networks are not exported")
+            raise InputError(f"{self.path} was trained with {name}: values of RLlib's networks cannot be had")
+        if getattr(algorithms.find(name), "value", Algorithm.value) is Algorithm.value:
+            raise none  # before much is loaded
         if which == "best":
             raise InputError(f"{self.path}@best is a policy alone: a value is in {self.path}@last, and in @40, …")
         number = str(int(self.checkpoints()[-1].name)) if which == "last" and self.checkpoints() else which
@@ -106,10 +110,8 @@ class Run:
             raise self._refusal(which, error) from error
         algorithm = algorithms.create(name, self.policy(number).game, self.experiment.hyperparameters)
         state = checkpoint.unflatten(algorithm.init(jax.random.key(0)), arrays, "state")
-        value = getattr(algorithm, "value", None)  # the protocol did not have it at first
-        found: Value | None = None if value is None else value(state)
-        if found is None:
-            raise InputError(f"{self.path} was trained with {name}, which does not learn the value of a state")
+        if (found := algorithm.value(state)) is None:
+            raise none
         return found
 
     def _refusal(self, which: str, error: Exception) -> InputError:

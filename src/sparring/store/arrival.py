@@ -94,10 +94,10 @@ class Played(Protocol):
 class Unfinished(msgspec.Struct):
     """What is stored of an episode that is not complete yet.
 
-    It is complete once a fragment that ends it is there and the stored steps add up to that fragment's last step:
-    fragments may arrive in any order, and the one that arrives last completes it. So an episode's cursor is that of its
-    latest arrival, and a reader that moves its cursor on misses no episode, however late an early fragment comes.
-    A player who uses an episode's name again after it was complete starts another episode.
+    It is complete once a fragment that ends it is there and the stored steps add up to that fragment's last step.
+    Fragments may arrive in any order, and the one that arrives last completes it. So an episode's cursor is that of its
+    latest arrival, and a reader that moves its cursor on misses no episode, however late an early fragment comes. A
+    player who uses an episode's name again after it was complete starts another episode.
     """
 
     steps: int = 0

@@ -1,5 +1,5 @@
-"""What the durable stores do alike, whatever they are made of: they write by a writer, which a store that is open for
-reading only does not have, and they keep the games' declarations as text."""
+"""What the durable stores do alike, whatever they are made of. They write by a writer, which a store that is open for
+reading only does not have. They keep the games' declarations as text."""
 
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future

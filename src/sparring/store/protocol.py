@@ -186,8 +186,8 @@ class Store(Protocol):
         counted."""
 
     def quarantine_from(self, source: str, totals: Mapping[str, int], newest: Sequence[Quarantined]) -> None:
-        """What was refused of a `source` that may be read again, such as a stream: `totals` per game since its
-        beginning, which replace lower ones that it reported before, so nothing counts twice; each of `newest` is noted
+        """What was refused of a `source` that may be read again, such as a stream. `totals` are per game since its
+        beginning. They replace lower ones that it reported before, so nothing counts twice. Each of `newest` is noted
         once."""
 
     def quarantined(self, game: str, limit: int = 100) -> list[Quarantined]:

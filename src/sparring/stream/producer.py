@@ -1,4 +1,4 @@
-"""Fragments → stream. A player belongs to a lane, a lane to a place among the stream's hash keys; a lane has one record
+"""Fragments → stream. A player belongs to a lane, a lane to a place among the stream's hash keys. A lane has one record
 on its way at a time, so that what is tried again cannot overtake what came before it. One thread fills requests from
 all lanes; a fragment is acknowledged when the stream has its record."""
 

@@ -1,5 +1,5 @@
-"""What a stream's record holds: a line of JSON, the list of the declarations of the games in it, and then an upload's
-body as `POST /v1/games/GAME/fragments` takes it, a msgpack list of fragments, gzipped or not.
+"""What a stream's record holds: a line of JSON and an upload's body. The line is the list of the declarations of the
+games in it. The body is as `POST /v1/games/GAME/fragments` takes it: a msgpack list of fragments, gzipped or not.
 
 A record needs nothing but itself to be understood: whoever reads it can register its games.
 """

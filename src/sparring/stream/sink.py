@@ -154,8 +154,8 @@ class StoreSink:
             return [*self._store(fragments[:half]), *self._store(fragments[half:])]
 
     def _append_patiently(self, fragments: list[Fragment]) -> list[Outcome]:
-        """A store that is busy or away comes back; and what a killed writer left half-done is cleared up only by one
-        that keeps asking, not by the next process that a failed task gets."""
+        """A store that is busy or away comes back. What a killed writer left half-done is cleared up only by one that
+        keeps asking, not by the next process that a failed task gets."""
         until, delay = time.monotonic() + PATIENCE, 0.1
         while True:
             try:
@@ -180,12 +180,12 @@ class StoreSink:
                 self._reject(f.game, f.player, f.id, taken if outcome is Outcome.CONFLICT else str(outcome))
 
     def _reject(self, game: str, player: str, fragment_id: str, reason: str) -> None:
-        """Told to the driver: this task may be killed and done again, and a refusal counts once."""
-        result, cut = self.result, slice(MAX_TEXT)
+        """Reported to the driver: this task may be killed and done again, and a refusal counts once."""
+        result, short = self.result, slice(MAX_TEXT)
         known = game if game in self._games else "?"  # names that somebody made up would be counted for ever
         result.rejected += 1
         result.refused[known] = result.refused.get(known, 0) + 1
         result.newest = [
             *result.newest[1 - NEWEST :],
-            Quarantined(game[cut], player[cut], fragment_id[cut], reason[cut]),
+            Quarantined(game[short], player[short], fragment_id[short], reason[short]),
         ]

@@ -1,6 +1,6 @@
 """A Kinesis stream as a source of Spark Structured Streaming, in Python: a partition per shard.
 
-Nobody can tell where a shard ends without reading it, so Spark's offset says where a batch *begins*: its number, and
+Nobody can tell where a shard ends without reading it. So Spark's offset says where a batch *begins*: its number, and
 per shard the sequence number after which to read. Where the batch ended is known when all of it is in the store; it is
 written down (`Positions`), and the next batch begins there. Whoever finds nothing written down, after a crash, begins
 at the last batch's own beginning again: what was stored is stored once. Shards are read parents first: the children of

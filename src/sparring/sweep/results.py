@@ -7,6 +7,7 @@ from pathlib import Path
 import msgspec
 
 from sparring.experiment import write
+from sparring.files import replacing, write_whole
 from sparring.search_space import show
 from sparring.sweep.journal import TrialStatus, trial_name
 from sparring.sweep.plan import Sweep
@@ -69,7 +70,7 @@ def write_all(sweep: Sweep, root: Path, trials: Sequence[TrialStatus]) -> None:
 def _write_csv(sweep: Sweep, path: Path, trials: Sequence[TrialStatus]) -> None:
     names = [axis.name for axis in sweep.axes]
     head = ["trial", "state", sweep.tune.metric, *names, "iterations", "steps", "seconds", "copied_from", "cause"]
-    with path.open("w", newline="") as file:
+    with replacing(path) as new, new.open("w", newline="") as file:
         writer = csv.writer(file)
         writer.writerow(head)
         for t in trials:
@@ -98,4 +99,4 @@ def _write_markdown(sweep: Sweep, path: Path, trials: Sequence[TrialStatus]) -> 
     if (best := best_of(sweep, trials)) is not None:
         lines += ["", f"Best: trial {trial_name(best.number)} (`best.yaml`; `trials/{trial_name(best.number)}`).", ""]
         lines += ["![The searched values and what came of them](sweep.png)"]
-    path.write_text("\n".join(lines) + "\n")
+    write_whole(path, ("\n".join(lines) + "\n").encode())

@@ -1,15 +1,15 @@
 """People's returns as a control group: when theirs change at the same time as the bots', it was not the bots' version.
 
-A bug in the game, another season, rewards of another size: whatever changes for all would look like a collapse of the
-version that players have, and would promote what suits the change. So promotions wait until people's returns are as
-before, or the change has lasted so long that it is how the game is now.
+A bug in the game, another season, rewards of another size: such a change for all looks like a collapse of the version
+that players have. It would promote what suits the change. So promotions wait until people's returns are as before, or
+the change has lasted so long that it is how the game is now.
 
 Each player is compared with themselves, as far as they played before: that others play now is no change of the game.
 """
 
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from typing import NamedTuple
 
 import msgspec
@@ -46,6 +46,11 @@ class Control(msgspec.Struct):
         if len(theirs) >= MOST:
             del self.episodes[theirs[0]]
         self.episodes = [*self.episodes[1 - NOW - BEFORE :], (player, ret)]
+
+    def forget_others(self, players: Set[str]) -> None:
+        """Those who are not among these were erased."""
+        self.episodes = [each for each in self.episodes if each[0] in players]
+        self.before = [each for each in self.before if each[0] in players]
 
     @property
     def changed(self) -> bool:

@@ -2,18 +2,20 @@
 a restart, in the trainer's checkpoint."""
 
 import math
+import time
 from collections import Counter
+from collections.abc import Set
 
 import msgspec
 
 from sparring.registry.manifest import DEFAULT_MODEL, RANDOM
-from sparring.store.protocol import Episode
+from sparring.store.protocol import Episode, Store
 from sparring.trainer.control import Control
 from sparring.trainer.sequential import unpaired
 
-__all__ = ["PAGE", "YOUNG", "EpisodeReturns", "Memory", "decisive", "name_of"]
+__all__ = ["YOUNG", "EpisodeReturns", "Memory", "decisive", "name_of"]
 
-PAGE = 1000  # episodes that are read at once
+PAGE, PAGES = 1000, 10  # episodes that are read at once, and so often in one look: then the other games have their turn
 YOUNG = 500, 3600.0  # episodes of bots and seconds until which a game is young: bad bots, quick learning
 REFERENCE = 30  # episodes in play that say how good a version is, where its promotion does not
 BLOCK = 200  # episodes that are compared with these at once: after many good ones a collapse would take long to show
@@ -44,6 +46,10 @@ class EpisodeReturns(msgspec.Struct):
     def and_then(self, later: "EpisodeReturns") -> "EpisodeReturns":
         return EpisodeReturns([*self.values, *later.values], [*self.players, *later.players])
 
+    def of(self, players: Set[str]) -> "EpisodeReturns":
+        kept = [(ret, who) for ret, who in zip(self.values, self.players, strict=True) if who in players]
+        return EpisodeReturns([ret for ret, _ in kept], [who for _, who in kept])
+
     def without(self, player: str) -> list[float]:
         return [ret for ret, who in zip(self.values, self.players, strict=True) if who != player]
 
@@ -72,8 +78,6 @@ class Memory(msgspec.Struct):
     new: EpisodeReturns = msgspec.field(default_factory=EpisodeReturns)  # its returns …
     old: EpisodeReturns = msgspec.field(default_factory=EpisodeReturns)  # … and those of `stable` meanwhile
     players: list[str] = []  # whose first episode of `stable` meanwhile was left out: it may have begun before
-    new_by: EpisodeReturns = msgspec.field(default_factory=EpisodeReturns)  # the same by player
-    old_by: EpisodeReturns = msgspec.field(default_factory=EpisodeReturns)
     reference: EpisodeReturns = msgspec.field(default_factory=EpisodeReturns)  # of `stable`, when promoted
     recent: EpisodeReturns = msgspec.field(default_factory=EpisodeReturns)  # and now
     collapsed: int | None = None  # `stable` was rolled back from it, and it is tried again beside the one before
@@ -84,6 +88,16 @@ class Memory(msgspec.Struct):
     wait: float = 0.0  # seconds between candidates
     decision: str = ""
     older: bool = False  # it was written before there were candidates: what is there is ours
+
+    def read(self, store: Store, game: str) -> bool:
+        """Episodes that were finished since; whether there may be more."""
+        for _ in range(PAGES):
+            page = store.episodes(game, self.cursor, PAGE)
+            for episode in page:
+                self.note(episode, time.time())
+            if len(page) < PAGE:
+                return False
+        return True
 
     def note(self, episode: Episode, now: float) -> None:
         """A finished episode, whoever played it."""
@@ -111,6 +125,15 @@ class Memory(msgspec.Struct):
         if len(self.recent) >= BLOCK:
             self.recent = EpisodeReturns()
         self.recent.note(player, ret, BLOCK)
+
+    def forget_others(self, players: Set[str]) -> None:
+        """What is known of those who are not among these: they were erased."""
+        whole = len(self.reference)
+        self.new, self.old, self.recent = self.new.of(players), self.old.of(players), self.recent.of(players)
+        self.reference, self.players = self.reference.of(players), [who for who in self.players if who in players]
+        if len(self.reference) < min(whole, REFERENCE):
+            self.recent = EpisodeReturns()  # so that the next episodes say how good `stable` is
+        self.control.forget_others(players)
 
     def new_stable(self, version: int, reference: EpisodeReturns, rolled_back: bool) -> None:
         self.stable, self.rolled_back = version, rolled_back

@@ -38,6 +38,7 @@ log = logging.getLogger("sparring.trainer")
 
 TURN = 0.25  # seconds of learning before looking at the store again
 PAGE = 2000  # fragments that are taken in at once
+PLAYERS = 100_000  # players, the last seen first, whose returns stay evidence after an erasure
 COUNTED = 10_000  # fragments not taken in yet that are counted one by one, after an erasure
 PUBLISH_AGAIN = 5.0, 300.0  # seconds until a publication that failed is tried again: at first, and at most
 STATUS_AFTER = 5.0  # seconds without an update until the trainer says that it waits
@@ -132,23 +133,35 @@ class GameTrainer:
             return
         self.cursor, self.considered = meta["cursor"], meta["considered"]
         self.passed = meta.get("passed", self.learner.fragments)
-        if "promotion" in meta:
-            self.promotion.restore(meta["promotion"])
-        else:  # an older one, which published what is there
+        if not self._recall(meta):  # of an older one, which published what is there
             self.promotion.memory.older = True
         self._recount()
         self._refill(meta["window_start"])
+        if self._erased_since(meta):
+            self._reload(self.learner.window_start, renew=True)
         log.info("%s: resumes at %s updates, %s steps", self.game.name, self.learner.updates, self.learner.steps)
 
     def _begin_beside(self, meta: dict[str, Any], why: str) -> None:
         """The settings ask for another algorithm or network: it begins anew, from what players have where that fits
         (see `_adopt`), and what was learned until now is kept beside."""
         checkpoint.set_aside(self.directory / "checkpoint")
-        if "promotion" in meta:
-            self.promotion.restore(meta["promotion"])
+        if self._recall(meta):
             self.promotion.memory.stable = None  # not known: it is looked at whether to go on from it
         self.notice, self.noticed = f"began anew: {why}", time.time()
         log.warning("%s: its settings changed, it begins anew: %s", self.game.name, why)
+
+    def _recall(self, meta: dict[str, Any]) -> bool:
+        """What a checkpoint knows of returns in play, if it does."""
+        if "promotion" not in meta:
+            return False
+        self.promotion.restore(meta["promotion"])
+        if self._erased_since(meta):
+            self._forget_returns()
+        return True
+
+    def _erased_since(self, meta: dict[str, Any]) -> bool:
+        """Whether play was erased since a checkpoint, while no trainer ran."""
+        return bool(meta.get("erasure", self.erasure) != self.erasure)
 
     def apply(self, settings: Settings) -> None:
         """Other settings, under which the learner stays as it is."""
@@ -181,7 +194,8 @@ class GameTrainer:
 
     def checkpoint(self) -> None:
         arrays, meta = self._state()
-        checkpoint.save(self.directory / "checkpoint", arrays, meta | {"promotion": self.promotion.save()})
+        meta |= {"promotion": self.promotion.save(), "erasure": self.erasure}
+        checkpoint.save(self.directory / "checkpoint", arrays, meta)
 
     # Turns
 
@@ -238,10 +252,15 @@ class GameTrainer:
         if mark == self.erasure:
             return
         self.promotion.witness.forget()
+        self._forget_returns()
         self._reload(self.learner.window_start, renew=True)
         self._recount()
         self.erasure = mark
         log.info("%s: play was erased; the recent play was read anew", self.game.name)
+
+    def _forget_returns(self) -> None:
+        """Of those who were erased: they are no evidence any more."""
+        self.promotion.memory.forget_others({p.player for p in self.store.players(self.game.name, PLAYERS)})
 
     def _recount(self) -> None:
         """What was erased may lie before the cursor or after it: `passed` follows from what is left after it. Of more

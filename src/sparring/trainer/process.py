@@ -252,13 +252,13 @@ class Roster:
 
     def _meet(self, place: RosterPlace) -> None:
         """A game without a learner gets one if it is played: a learner takes memory, and seconds to compile."""
-        fragments = place.play.count()
-        place.due = time.monotonic() + LOOK_EVERY
-        if fragments == place.seen:
-            self._tell(place, WAITING)
-            return
-        self._mark(place)
         try:
+            fragments = place.play.count()
+            place.due = time.monotonic() + LOOK_EVERY
+            if fragments == place.seen:
+                self._tell(place, WAITING)
+                return
+            self._mark(place)
             settings = self._within_memory(place.settings)
             place.trainer = GameTrainer(
                 self.store, self.registry, place.directory, place.game, settings, self._discard, place.play
@@ -333,9 +333,13 @@ class Roster:
             self._tell(place, f"{state}, but cannot save its checkpoint: {error}")
             return
         place.trainer, place.proven = None, True
-        with contextlib.suppress(StoreAway):  # then with the figures of before
+        try:
             place.status = trainer.status(state)
             place.seen = place.play.count() if state == WAITING else 0
+        except StoreAway:  # then with the figures of before
+            pass
+        except Exception:  # this game's alone
+            log.exception("%s: its figures cannot be told", place.game.name)
         self._tell(place, state)
 
     def _tell(self, place: RosterPlace, state: str) -> None:

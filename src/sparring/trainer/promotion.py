@@ -22,7 +22,7 @@ from sparring.networks.policy import Policy
 from sparring.registry.manifest import CANDIDATE, DEFAULT_MODEL, STABLE, Alias, Manifest
 from sparring.registry.registry import Moved, NotPublished, Pinned, Registry
 from sparring.store import Store
-from sparring.trainer.evidence import PAGE, YOUNG, EpisodeReturns, Memory, decisive, name_of
+from sparring.trainer.evidence import YOUNG, EpisodeReturns, Memory, decisive, name_of
 from sparring.trainer.sequential import Interval, paired, unpaired
 from sparring.trainer.settings import Settings
 from sparring.trainer.simulator import Simulator
@@ -66,7 +66,7 @@ class Promotion:
         self.publish, self.adopt, self.taken = publish, adopt, taken
         self.memory, self.witness = Memory(), Witness(game)
         self.aliases: dict[str, Alias] = {}
-        self.known = False  # whether the registry was asked
+        self.known = self.behind = False  # whether the registry was asked; whether there are episodes not looked at yet
         self.policy: Policy | None = None  # in simulation: what is tried, …
         self.differences: list[float] = []  # … pair by pair, …
         self.against: tuple[int, Policy] | None = None  # … and against what
@@ -114,9 +114,10 @@ class Promotion:
             self.next_aliases = now + ALIASES_EVERY
             self._follow_share()
         if now >= self.next_episodes:
+            self.behind = self.memory.read(self.store, self.game.name)
+            if self.behind:  # much was played while nobody looked: it goes on with the next turn
+                return
             self.next_episodes = now + LOOK_EVERY
-            while self._read():
-                pass
             if self._changed():
                 return
             if self.memory.candidate is not None:
@@ -184,21 +185,13 @@ class Promotion:
 
     # Candidates in play
 
-    def _read(self) -> bool:
-        """A page of episodes; whether there may be more."""
-        m = self.memory
-        page = self.store.episodes(self.game.name, m.cursor, PAGE)
-        for episode in page:
-            m.note(episode, time.time())
-        return len(page) == PAGE
-
     def offer(self, policy: Policy, now: float) -> None:
         """A policy that has learned more: what becomes of it."""
         if self.simulator.usable:
             self._try_in_simulation(policy, now)
         if self.simulator.usable:  # else it has just been given up
             return
-        waits = now < max(self.next_candidate, self.next_promotion) or self.held
+        waits = now < max(self.next_candidate, self.next_promotion) or self.held or self.behind
         pinned = self.stable is not None and self.stable.pinned  # then it is what all players get
         if (self.memory.candidate is not None and not self._obsolete()) or waits or pinned:
             return
@@ -268,14 +261,14 @@ class Promotion:
         if m.candidate is None or m.canary in (None, self.settings.canary):
             m.canary = self.settings.canary
             return
+        if m.read(self.store, self.game.name):  # first what was played until now
+            return
         try:
             self._give_share(m.candidate, "the share of play that candidates get was set anew", expected=m.candidate)
         except (Moved, NotPublished):  # somebody else was faster: with the next look
             return
-        while self._read():  # what was played with the share of before
-            pass
-        learned = m.candidate_learned
-        m.begin_trial(m.candidate, learned)
+        m.read(self.store, self.game.name)  # what was played with the share of before
+        m.begin_trial(m.candidate, m.candidate_learned)
         self.evidence = ""
         self._say(
             f"version {m.candidate} gets {self._share:g} of play, it had {before:g}: its episodes are counted anew"

@@ -3,9 +3,9 @@
 Who looks again and again and stops when it suits finds differences where there are none. These intervals hold at all
 times at once: with probability 1 − alpha none of them, however often one looks, leaves out the true difference.
 
-They come from the t-test's mixture martingale (Lai 1976; Lindon et al. 2022; Wang & Ramdas 2025): for a mean of normal
+They come from the t-test's mixture martingale (Lai 1976; Lindon et al. 2022; Wang & Ramdas 2025). For a mean of normal
 values, whose deviation nobody knows, they are exact from the second value on. For other returns they become so as
-episodes add up, like every interval of a mean; hence the least number of episodes, which the caller keeps to. What has
+episodes add up, like every interval of a mean. Hence the least number of episodes, which the caller keeps to. What has
 not happened in those episodes, such as one loss in a hundred that costs everything, no interval can know of.
 """
 

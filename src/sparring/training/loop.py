@@ -401,7 +401,7 @@ class Loop:
         if not new.beats(self.best) or not math.isfinite(new.ret) or policy.problem() is not None:
             return
         meta = {"algorithm": self.experiment.name, "iteration": new.iteration, "evaluation": new.ret, "cut": new.cut}
-        checkpoint.save(self.directory.path / BEST, {"policy": packed(policy)}, meta)
+        checkpoint.save(self.directory.path / BEST, {"policy": policy_array(policy)}, meta)
         self._write("policy-best.onnx", onnx.render(policy))
         self.best = new
 
@@ -461,7 +461,7 @@ class Loop:
     def _checkpoint(self, policy: Policy | None) -> None:
         arrays, inner = self.trainee.save()
         if policy is not None:
-            arrays["policy"] = packed(policy)
+            arrays["policy"] = policy_array(policy)
         meta = {
             "algorithm": self.experiment.name,
             "schema": self.trainee.game.schema,
@@ -486,6 +486,6 @@ class Loop:
         write_whole(self.directory.path / name, data)
 
 
-def packed(policy: Policy) -> Array:
+def policy_array(policy: Policy) -> Array:
     """A policy's file as an array, so that a checkpoint's hash covers it."""
     return np.frombuffer(weights.save(policy), np.uint8)

@@ -1,5 +1,5 @@
 """What the training loop, sweeps and measurements ask of whatever learns in a run: Sparring's own algorithms
-(`trainee.py`, `offline.py`) and RLlib's (`rllib/bridge.py`) alike. `choose.py` decides which of them it is."""
+(`trainee.py`, `offline.py`), RLlib's (`rllib/bridge.py`) and `module:Class` alike. `choose.py` decides which it is."""
 
 from abc import abstractmethod
 from pathlib import Path

@@ -30,9 +30,9 @@ def use_precision(precision: str) -> None:
 
 def use_threads(algorithm: Algorithm, workers: int = 0) -> None:
     """One for a small network: XLA divides every matrix product among its threads, and handing over costs more than a
-    small product takes (PPO on CartPole: 66 ms per update with two threads, 32 with one). One as well where as many
+    small product takes. PPO on CartPole takes 66 ms per update with two threads, 32 with one. One as well where as many
     workers play meanwhile as there are cores. XLA reads NPROC when its CPU client is made, so this comes before the
-    first array; who sets it himself is not overruled."""
+    first array. A value that you set yourself is not overruled."""
     small = _is_small(algorithm)
     crowded = not algorithm.on_policy and workers >= (os.cpu_count() or 1)
     if small or crowded:

@@ -42,7 +42,7 @@ def around(owner: Any, name: str, before: tuple[str, ...] = (), after: tuple[str
 if os.environ["SPARRING_BOMBS_IN"] == "gateway":
     from sparring.stream.producer import Producer
 
-    around(Producer, "_landed", before=("gateway",))  # the stream has it, and nobody was told
+    around(Producer, "_landed", before=("gateway",))  # the stream has it, and nobody knows yet
 elif not {"sparring.cli", "pyspark.worker"}.isdisjoint(sys.orig_argv):  # the driver, and what workers are forked from
     from sparring.store.cassandra import buckets
     from sparring.stream import ingest, sink, source
@@ -54,6 +54,6 @@ elif not {"sparring.cli", "pyspark.worker"}.isdisjoint(sys.orig_argv):  # the dr
     around(source, "_rows", after=("read",))  # a page was fetched, nothing of it is stored
     around(sink.StoreSink, "take", before=("before",))
     around(sink.StoreSink, "_written", after=("inside",))  # a chunk is in the store, others are not
-    around(sink.StoreSink, "finish", after=("after",))  # all is in the store, and nobody was told
+    around(sink.StoreSink, "finish", after=("after",))  # all is in the store, and nobody knows yet
     around(ingest._Job, "batch", before=("java",), after=("driver-uncommitted",))
     around(ingest.Positions, "write", before=("driver-unwritten",))

@@ -1,8 +1,10 @@
 """The seam between a client and whatever takes its play: `Transport`. Ours are HTTP and Kinesis; yours is a subclass,
 passed as `Client(…, transport=Mine())` or named in the address, `my_module:Mine://…`.
 
-Whatever happens on the way is one of three things: an answer, `Refused` (whoever was asked understood and said no:
-final) or `Unavailable` (anything else: the client keeps what it has and tries again later).
+Whatever happens on the way is one of three things:
+- an answer;
+- `Refused`: whoever was asked understood and said no. That is final;
+- `Unavailable`: anything else. The client keeps what it has and tries again later.
 """
 
 from abc import ABC, abstractmethod

@@ -252,7 +252,8 @@ function show(snapshot) {
   $("key-bots").hidden = !bots.episodes;
   $("key-versions").hidden = !versions.length;
   curve.show({ people: people.curve, bots: bots.curve }, versions, serving.roles, snapshot.active_players ? snapshot.time : undefined);
-  tell($("behind"), trainer?.lag && !snapshot.paused ? `${plural(trainer.lag, "fragment")} not learned from yet` : "");
+  const lag = trainer?.lag && !snapshot.paused ? `${plural(trainer.lag, "fragment")} not learned from yet` : "";
+  tell($("behind"), snapshot.behind ? "newer episodes are still being read" : lag);
   sparkline($("spark"), state.rates, now(), SPAN);
   showVersions(versions);
   showPlayers(snapshot);
@@ -289,11 +290,11 @@ function showVersions(versions) {
   $("versions").hidden = rows.length === 0;
   $("versions-empty").hidden = rows.length > 0;
   fill("versions", rows, (cell, row) => {
-    const role = serving.roles[row.version] ?? "";
+    const names = serving.names(row.version);
     const files = serving.path(`models/bot/${row.version}`);
     cell("link", `v${row.version}`).href = `${files}/files/card.md`;
     cell("name").parentElement.dataset.version = row.version;
-    tell(cell("role"), role);
+    tell(cell("role"), names.join(", "));
     cell("age", ago(now() - row.created)).title = new Date(row.created * 1000).toLocaleString("en-GB");
     cell("seen", count(row.steps)).title = row.steps.toLocaleString("en-GB");
     cell("evaluation", number(row.evaluation));
@@ -308,7 +309,7 @@ function showVersions(versions) {
     delta.classList.toggle("down", row.change < 0);
     cell("onnx").href = `${files}/files/policy.onnx`;
     cell("manifest").href = `${files}/manifest`;
-    cell("promote").hidden = role === "stable";
+    cell("promote").hidden = names.includes("stable");
   });
 }
 

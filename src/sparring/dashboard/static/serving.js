@@ -36,6 +36,13 @@ export class Serving {
     return this.aliases.find((alias) => alias.name === name);
   }
 
+  // All names of a version, those of one's own after the two that everybody has.
+  names(version) {
+    const usual = (name) => ["stable", "candidate"].indexOf(name) >>> 0; // -1 is the largest of all
+    const names = this.aliases.filter((alias) => alias.version === version).map(({ name }) => name);
+    return names.sort((a, b) => usual(a) - usual(b) || a.localeCompare(b));
+  }
+
   // Looks again when the snapshot says that something moved, and now and then.
   follow(snapshot) {
     if (snapshot.game !== this.game) this.reset(snapshot.game);
@@ -57,6 +64,7 @@ export class Serving {
     const game = this.game;
     try {
       const [aliases, models] = await Promise.all([getJson(this.path(`models/${MODEL}/aliases`)), getJson(this.path("models"))]);
+      if (game !== this.game) return; // `path` is the chosen game's: another one may have no model
       const moved = JSON.stringify(aliases);
       const moves = moved === this.moved ? this.moves : await getJson(this.path(`models/${MODEL}/moves?limit=${MOVES}`));
       if (game !== this.game) return;

@@ -45,8 +45,8 @@ log = logging.getLogger(__name__)
 
 
 class _Asked(Act, frozen=True, forbid_unknown_fields=True):
-    """`Act` whose observations are still bytes: as lists they take twenty times the memory, so that is what they become
-    in the thread that needs them, and not while they wait for a policy."""
+    """`Act` whose observations are still bytes. As lists they take twenty times the memory. So they become lists in the
+    thread that needs them, and not while they wait for a policy."""
 
     obs: msgspec.Raw
 

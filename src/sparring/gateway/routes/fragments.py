@@ -43,8 +43,8 @@ MAX_TEXT = 300  # of ids and reasons that come back: they quote what the client 
 
 @dataclass(frozen=True)
 class Limits:
-    """Bytes and counts. JSON gets less: a byte of it can take twenty of memory once it is Python lists, and nothing
-    else runs while it is parsed (0.05 s for 2 MiB of numbers, ten times that for the nastiest nesting)."""
+    """Bytes and counts. JSON gets less. A byte of it can take twenty of memory once it is Python lists. Nothing else
+    runs while it is parsed (0.05 s for 2 MiB of numbers, ten times that for the nastiest nesting)."""
 
     body: int = 8 << 20
     decompressed: int = 64 << 20
@@ -88,8 +88,8 @@ class Uploads:
 
     @property
     def failing(self) -> str | None:
-        """Why the store fails. A failure that no upload confirms is no longer believed after a while: an instance that
-        is called unready gets no uploads, and would never learn that the disk has room again."""
+        """Why the store fails. A failure that no upload confirms is no longer believed after a while. Otherwise an
+        instance that is called unready gets no uploads, and never learns that the disk has room again."""
         if self._failure is None or time.monotonic() - self._failure[0] > FAILURE_EXPIRES:
             return None
         return self._failure[1]

@@ -59,8 +59,9 @@ class Games:
         return game
 
     async def all(self) -> list[Game]:
-        """As the store has them after this call began. All who ask before the next look begins share it, and looks take
-        a tenth of the time at most: names that nobody registered, asked for however often, cost no more than that."""
+        """As the store has them after this call began. All who ask before the next look begins share it. Looks take a
+        tenth of the time at most, so names that nobody registered cost no more than that, however often they are asked
+        for."""
         return await asyncio.shield(self._next or self._begin_look())
 
     def _begin_look(self) -> "asyncio.Task[list[Game]]":

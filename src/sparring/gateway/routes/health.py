@@ -10,6 +10,7 @@ from prometheus_client.core import Metric
 from starlette.requests import Request
 from starlette.responses import Response
 
+from sparring.api import Snapshot
 from sparring.errors import SparringError
 from sparring.gateway.endpoint import JSON, HTTPProblem, answer
 from sparring.gateway.openapi import Operation
@@ -70,6 +71,7 @@ class _State:
             gauge("sparring_watchers", "Open event streams.", self._parts.live.watchers),
             gauge("sparring_latest_version", "Newest published version.", latest),
             gauge("sparring_trainer_lag_fragments", "Fragments stored that the trainer has not taken in.", lags),
+            *_play_metrics(rows),
             *self._stream_metrics(),
         ]
         return Response(self._parts.metrics.text(taken), media_type="text/plain; version=0.0.4")
@@ -97,9 +99,21 @@ class _State:
                 "bytes": ("Bytes of these records.", job.bytes),
                 "steps": ("Steps that it brought into the store.", job.steps),
                 "duplicates": ("Fragments that were there already.", job.duplicates),
-                "rejected": ("Fragments and records that it refused.", job.rejected),
+                "rejected": ("Fragments and records that it rejected.", job.rejected),
             }
         for name, (about, value) in counts.items():
             yield counter(f"sparring_stream_{name}", about, value)
             # The name of version 0.1, which had them as gauges: alerts and charts go on.
             yield gauge(f"sparring_stream_{name}", f"{about} (Use sparring_stream_{name}_total.)", value)
+
+
+def _play_metrics(rows: list[tuple[str, Snapshot]]) -> Iterator[Metric]:
+    """How people and bots do in each game, and whether it is learned."""
+    whose = [({"game": game, "who": who}, getattr(s, who)) for game, s in rows for who in ("people", "bots")]
+    yield gauge("sparring_steps", "Steps in the store, by who acted.", [(labels, p.steps) for labels, p in whose])
+    means = [(labels, p.return_mean) for labels, p in whose if p.return_mean is not None]
+    yield gauge("sparring_return_mean", "Mean return of the newest 20 finished episodes, by who acted.", means)
+    active = [({"game": game}, s.active_players) for game, s in rows]
+    yield gauge("sparring_active_players", "Players seen within the last 30 s.", active)
+    failed = [({"game": game}, s.trainer.state.startswith("failed")) for game, s in rows if s.trainer is not None]
+    yield gauge("sparring_trainer_failed", "1 while the trainer cannot learn the game, else 0.", failed)

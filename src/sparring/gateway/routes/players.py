@@ -31,7 +31,7 @@ def operations(parts: "Parts") -> list[Operation]:
         erased = 0
         for one in parts.games.family.generations(game.name):  # the older play is learned from by the newer ones
             erased += await asyncio.to_thread(parts.store.erase, one.name, request.path_params["player"])
-            parts.live.forget(one.name)
+            parts.live.touch(one.name)
         return answer(Erased(erased))
 
     return [

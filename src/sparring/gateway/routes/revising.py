@@ -41,8 +41,8 @@ class Revising:
             asked = decode(await read_body(request, MAX_BODY, hold, "say less"), JSON, GameChange, "a change of a game")
         async with self._changing:
             game = await self._games.get(request.path_params["game"])
-            if isinstance(asked.env, str) and asked.env != game.env:
-                await self._require_env(msgspec.structs.replace(game, env=asked.env, env_kwargs=UNSET))
+            if (wanted := _simulated(game, asked)) != game:
+                await self._require_env(wanted)
             if isinstance(asked.name, str):
                 await self._require_free(game, asked.name)
             try:
@@ -55,6 +55,10 @@ class Revising:
         return answer(await self._games.get(game.name))
 
     async def _require_env(self, game: Game) -> None:
+        if game.env is None:
+            if game.env_kwargs:
+                raise HTTPProblem(422, f"{game.name} has no simulator that could be set: name one as its env, too")
+            return
         try:
             await asyncio.to_thread(env_check.require, game)
         except InputError as error:
@@ -71,10 +75,17 @@ class Revising:
             raise HTTPProblem(409, f"{game.name!r} has {MAX_NAMES} names already, and old clients know each")
 
 
+def _simulated(game: Game, asked: GameChange) -> Game:
+    """The game with the simulator that is asked for."""
+    env = game.env if asked.env is UNSET else asked.env
+    before = game.env_kwargs if env == game.env else UNSET
+    return msgspec.structs.replace(
+        game, env=env, env_kwargs=(before if asked.env_kwargs is UNSET else asked.env_kwargs) or UNSET
+    )
+
+
 def _revised(known: Revision, asked: GameChange) -> Revision:
-    game, profile = known.game, known.profile
-    if asked.env is not UNSET and asked.env != game.env:
-        game = msgspec.structs.replace(game, env=asked.env, env_kwargs=UNSET)
+    game, profile = _simulated(known.game, asked), known.profile
     if asked.archived is not UNSET:
         profile = msgspec.structs.replace(profile, archived=asked.archived)
     if asked.name is not UNSET:

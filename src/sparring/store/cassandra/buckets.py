@@ -1,8 +1,12 @@
 """Writing to Cassandra: group commit into buckets that belong to one writer each.
 
-A group goes in four steps, each acknowledged by the replicas before the next: *claim* its ids in the name of the bucket
-they will be in, *look* who else claimed them, *put* the fragments and the commit's record, *commit* by raising the
-bucket's head. Up to the last step nobody sees anything of it. Why a fragment is stored once: docs/cassandra.md.
+A group goes in four steps, each acknowledged by the replicas before the next:
+1. *claim* its ids in the name of the bucket they will be in;
+2. *look* who else claimed them;
+3. *put* the fragments and the commit's record;
+4. *commit* by raising the bucket's head.
+
+Up to the last step nobody sees anything of it. Why a fragment is stored once: docs/cassandra.md.
 """
 
 import logging
@@ -22,7 +26,7 @@ from sparring.store.arrival import Refusal, Submission
 from sparring.store.cassandra import heads, rows
 from sparring.store.cassandra.heads import BucketHead
 from sparring.store.cassandra.keyspace import Keyspace, KnownGames
-from sparring.store.cassandra.rows import FragmentPart, Place, cut, decode_place, encode, encode_block
+from sparring.store.cassandra.rows import FragmentPart, Place, decode_place, encode, encode_block, groups
 from sparring.store.protocol import FragmentRefused, NotRegistered, Outcome, StoreBusy
 from sparring.store.queue import QUARANTINE, Queue, Work
 
@@ -134,7 +138,7 @@ class CassandraWriter:
                 try:
                     self.note_refusals()
                 except Exception:  # whatever it is, play is stored on
-                    log.exception("refused fragments are not noted")
+                    log.exception("rejected fragments are not noted")
             self._close_buckets()
         finally:
             self._queue.abandon()
@@ -285,7 +289,7 @@ class CassandraWriter:
                 self._counts.update(keys)
                 self._note(self._name, {key: self._counts[key] for key in keys}, refusals)
             except SparringError as error:
-                log.warning("%d refused fragments are not noted: %s", counts.total(), error)
+                log.warning("%d rejected fragments are not noted: %s", counts.total(), error)
 
     def note_from(self, source: str, totals: Mapping[str, int], refusals: Sequence[Refusal]) -> None:
         """A source has rows of its own, whoever writes them."""
@@ -321,5 +325,5 @@ def _sort(arrivals: list[_Arrival], known: dict[bytes, int], erased: set[tuple[b
 def _blocks(arrivals: Iterable[_Arrival]) -> Iterator[tuple[int, bytes]]:
     """Rows: place and body. Each lies in one stripe, so that shares of a scan are as fair as with a row for each."""
     for _, same in groupby(arrivals, lambda a: arrival.stripe(a.place)):
-        for some in cut(same, BLOCK, lambda a: len(a.body)):
+        for some in groups(same, BLOCK, lambda a: len(a.body)):
             yield some[-1].place, encode_block([a.place for a in some], [a.body for a in some], some[0].claim)

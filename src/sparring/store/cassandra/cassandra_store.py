@@ -25,7 +25,7 @@ from sparring.store.cassandra.eraser import Eraser
 from sparring.store.cassandra.keyspace import Address, Keyspace, KnownGames
 from sparring.store.cassandra.order import Span
 from sparring.store.cassandra.records import PROBES, Records, probe
-from sparring.store.cassandra.rows import cut, decode_block
+from sparring.store.cassandra.rows import decode_block, groups
 from sparring.store.declarations import read_declaration, revised
 from sparring.store.durable import DurableStore
 from sparring.store.profile import Revision
@@ -131,7 +131,7 @@ class CassandraStore(DurableStore[CassandraWriter]):
     def append(self, fragments: Sequence[Fragment]) -> list[Outcome]:
         """On the disks of as many replicas as the consistency asks for, as soon as Cassandra's commit log says so."""
         require_checked(fragments)
-        return self._writing().append(Submission(piece) for piece in cut(fragments, GROUP, _weight))
+        return self._writing().append(Submission(piece) for piece in groups(fragments, GROUP, _weight))
 
     def quarantined(self, game: str, limit: int = 100) -> list[Quarantined]:
         """Each writer has rows of its own, in no order: some thousand, which are gone after a month."""

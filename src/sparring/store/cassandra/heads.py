@@ -11,7 +11,7 @@ from collections.abc import Mapping
 import msgspec
 
 from sparring.store.cassandra.keyspace import Keyspace
-from sparring.store.cassandra.rows import cut
+from sparring.store.cassandra.rows import groups
 from sparring.store.protocol import StoreBusy
 
 __all__ = ["BucketHead", "advance", "close", "read"]
@@ -33,7 +33,7 @@ class BucketHead(msgspec.Struct, array_like=True, frozen=True):
 def read(keyspace: Keyspace, game: str, days: Mapping[int, int]) -> dict[int, BucketHead]:
     """Of these buckets, by number; `days` are theirs. One that has no head yet is empty and open."""
     heads = {number: BucketHead(day) for number, day in days.items()}
-    asked = [keyspace.start("heads", game, numbers) for numbers in cut(days, AT_ONCE, lambda _: 1)]
+    asked = [keyspace.start("heads", game, numbers) for numbers in groups(days, AT_ONCE, lambda _: 1)]
     for rows in keyspace.wait(asked):
         heads |= {number: BucketHead(days[number], *head) for number, *head in rows}
     return heads

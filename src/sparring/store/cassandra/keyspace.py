@@ -15,7 +15,7 @@ import msgspec
 
 from sparring.errors import InputError, SparringError
 from sparring.fields import convert
-from sparring.store.cassandra.rows import cut
+from sparring.store.cassandra.rows import groups
 from sparring.store.cassandra.schema import STATEMENTS, VERSION
 from sparring.store.declarations import read_declaration
 from sparring.store.protocol import GameUnreadable, StoreAway
@@ -187,7 +187,7 @@ class Keyspace:
         partition = itemgetter(*prepared.routing_key_indexes)
         futures = []
         for _, same in groupby(sorted(rows, key=partition), partition):
-            for some in cut(same, self.batch_bytes, _size):
+            for some in groups(same, self.batch_bytes, _size):
                 batch = prepared.bind(some[0])
                 if len(some) > 1:  # one may be larger than a batch
                     batch = BatchStatement(BatchType.UNLOGGED, consistency_level=self.consistency)

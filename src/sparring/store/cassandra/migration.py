@@ -8,7 +8,7 @@ from sparring.errors import InputError
 from sparring.store.cassandra import heads, rows
 from sparring.store.cassandra.heads import BucketHead
 from sparring.store.cassandra.keyspace import COMPRESSIONS, Address, Keyspace, parse_replication
-from sparring.store.cassandra.rows import cut, decode_block
+from sparring.store.cassandra.rows import decode_block, groups
 from sparring.store.cassandra.schema import SCHEMA, STATEMENTS, VERSION
 
 __all__ = ["init"]
@@ -84,7 +84,7 @@ def _upgrade(keyspace: Keyspace) -> None:
     if "claim" in tables:
         for game, bucket, day, *head in keyspace.run("older buckets"):
             steps, fragments, size = (value or 0 for value in head)
-            for claims in cut(_claims(keyspace, game, day, bucket, steps), CLAIMS, lambda _: 1):
+            for claims in groups(_claims(keyspace, game, day, bucket, steps), CLAIMS, lambda _: 1):
                 keyspace.write("claim", claims)
             heads.advance(keyspace, game, bucket, BucketHead(day), BucketHead(day, steps, fragments, size, closed=True))
     for table in ("claim", "lock"):

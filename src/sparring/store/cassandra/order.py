@@ -2,11 +2,11 @@
 
 Writers know nothing of each other and of no order; each only raises its own buckets' committed `steps`. A reader who
 wants more than is ordered so far proposes the next entry of the game's *merge log*: which stretches of which buckets
-come next. The entry's key is where it begins, the number of steps ordered before it, and it is inserted only if there
-is none with that key yet (Paxos): of several readers one wins, and all go on from its entry. So:
+come next. The entry's key is where it begins: the number of steps ordered before it. It is inserted only if there is
+none with that key yet (Paxos). Of several readers one wins, and all go on from its entry. So:
 
-- nothing is missed: an entry starts each bucket where the entry before ended it, and a bucket is left out only when it
-  is closed and all of it is in. A commit that becomes visible late is in a later entry;
+- nothing is missed: an entry starts each bucket where the entry before ended it. A bucket is left out only when it is
+  closed and all of it is in. A commit that becomes visible late is in a later entry;
 - nothing is repeated: stretches of one bucket follow each other without overlap;
 - a cursor is the number of steps before it, valid for ever and for all readers, and needs no clock.
 

@@ -1,9 +1,9 @@
 """What a game's records say, which have its fragments without their columns, some 70 bytes each: how much there is, and
 which episodes are complete.
 
-Forwards they are summed up from the first one on, and the sums are kept. The newest episodes are found backwards: for
-each page the records of twice REACH steps, or of twice ROWS fragments, of which the older half is there to complete
-episodes of the newer one. So an episode whose fragments arrived further apart than that is not among them.
+Forwards they are summed up from the first one on, and the sums are kept. The newest episodes are found backwards. Each
+page reads the records of twice REACH steps, or of twice ROWS fragments. The older half is there to complete episodes of
+the newer one. So an episode whose fragments arrived further apart than that is not among them.
 """
 
 import sys
@@ -18,7 +18,7 @@ import msgspec
 from sparring.experience import Fragment
 from sparring.store.cassandra.keyspace import Keyspace
 from sparring.store.cassandra.order import MergeLog, Span
-from sparring.store.cassandra.rows import FragmentPart, cut, decode_block, decode_parts
+from sparring.store.cassandra.rows import FragmentPart, decode_block, decode_parts, groups
 from sparring.store.counts import Totals, UnfinishedEpisodes, pieces
 from sparring.store.protocol import Episode, EpisodePage
 
@@ -162,7 +162,7 @@ class Records:
 def probe(keyspace: Keyspace, game: str, spans: Sequence[Span]) -> list[Fragment]:
     """The fragments that hold the stretches' first steps; an erased one has none."""
     found = []
-    for some in cut(spans, PROBES, lambda _: 1):
+    for some in groups(spans, PROBES, lambda _: 1):
         asked = [keyspace.start("block", game, *msgspec.structs.astuple(span)) for span in some]
         for span, rows in zip(some, keyspace.wait(asked), strict=True):
             for block in [decode_block(body) for (body,) in rows]:

@@ -15,10 +15,10 @@ __all__ = [
     "Place",
     "checksum",
     "claims",
-    "cut",
     "decode_block",
     "decode_parts",
     "decode_place",
+    "groups",
 ]
 __all__ += ["digest", "encode", "encode_block", "locate"]
 
@@ -108,8 +108,8 @@ def locate(name: str) -> tuple[int, bytes]:
     return int.from_bytes(key[:2], "big") % TIMELESS, key
 
 
-def cut(items: Iterable[T], limit: int, size: Callable[[T], int]) -> Iterator[list[T]]:
-    """Pieces of at most so much, or of one item that is larger."""
+def groups(items: Iterable[T], limit: int, size: Callable[[T], int]) -> Iterator[list[T]]:
+    """Groups of at most so much, or of one item that is larger."""
     piece: list[T] = []
     total = 0
     for item in items:

@@ -20,8 +20,8 @@ ERASE, ROWS = 2 << 20, 500  # bytes and rows erased in one transaction: appends 
 
 
 def erase(db: sqlite3.Connection, game: str, player: str) -> tuple[int, int]:
-    """Some of the player's fragments, the newest first, and with the last of them all else there is: how many
-    fragments, and how many rows in all; no rows when nothing is left."""
+    """Erases some of the player's fragments, the newest first, and with the last of them all else there is. Answers how
+    many fragments, and how many rows in all: no rows when nothing is left."""
     key, seq = find_player(db, game, player)
     seqs: list[tuple[int]] = []
     gone: list[Fragment] = []

@@ -1,10 +1,10 @@
 """What is left of erased rows in a SQLite file, and how it is removed without rewriting the file.
 
-SQLite overwrites the rows and pages that it frees (`secure_delete`), but when it moves rows between pages it leaves
+SQLite overwrites the rows and pages that it frees (`secure_delete`). But when it moves rows between pages, it leaves
 their old bytes in the page's unallocated middle: between the cell pointers and the cells, where nothing is ever read
 (https://www.sqlite.org/fileformat2.html, section 1.6). Only a VACUUM removes them, and nobody can write while it lasts.
 So we overwrite these middles in the file ourselves, some pages at a time. It is safe while the caller holds SQLite's
-lock for writing and the log is empty: then the file is all there is and nobody else writes to it; readers do not look
+lock for writing and the log is empty. Then the file is all there is and nobody else writes to it. Readers do not look
 there. Whoever has such a page in its cache must not write it back: a commit by another connection, which the caller
 makes in the end, empties caches.
 """

@@ -1,8 +1,8 @@
 """The SQLite store's tables, and how those of an older file are brought along.
 
-A fragment's *place* is the number of steps its game had when it was stored, itself included. Places only grow and those
-of erased fragments are not used again, so a place is `tail`'s cursor; and a random step number finds its fragment with
-one lookup, so `sample` is uniform over steps without a scan.
+A fragment's *place* is the number of steps its game had when it was stored, itself included. Places only grow, and
+those of erased fragments are not used again, so a place is `tail`'s cursor. A random step number finds its fragment
+with one lookup, so `sample` is uniform over steps without a scan.
 """
 
 import sqlite3

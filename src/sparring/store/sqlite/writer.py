@@ -102,10 +102,10 @@ class SqliteWriter:
                 with connection.transaction(self._db):
                     quarantine_table.note(self._db, refusals, counts)
             except sqlite3.Error as error:
-                log.warning("%d refused fragments are not noted in %s yet: %s", counts.total(), self.path, error)
+                log.warning("%d rejected fragments are not noted in %s yet: %s", counts.total(), self.path, error)
                 self._queue.put_refusals_back(refusals, counts)  # again with the next work
             except Exception as error:  # noqa: BLE001  # logged; again would fail again
-                self._unexpected(f"{counts.total()} refused fragments are not noted", error)
+                self._unexpected(f"{counts.total()} rejected fragments are not noted", error)
 
     def note_from(self, source: str, totals: Mapping[str, int], refusals: Sequence[Refusal]) -> None:
         self.call(lambda db: quarantine_table.note_from(db, source, totals, refusals))
@@ -129,7 +129,7 @@ class SqliteWriter:
     # With the turn
 
     def _work(self) -> None:
-        """Whatever goes wrong is the answer to those whose work it was, and raised to nobody else: the turn may be that
+        """Whatever goes wrong is the answer to those whose work it was, and raised to nobody else. The turn may be that
         of another caller, or of the thread, which has to live on."""
         works = self._queue.take()
         try:
