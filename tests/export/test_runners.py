@@ -11,7 +11,7 @@ from onnx import TensorProto, helper, numpy_helper
 from test_onnx import ACTIONS, OBSERVATIONS, layers_for, observe
 
 from sparring.errors import InputError
-from sparring.export import c, c_file, formats, tflite, whole_numbers
+from sparring.export import c, c_file, formats, tflite, tflite_file, whole_numbers
 from sparring.games import Box, Dict, Discrete, Game
 from sparring.networks.plain import Plain, Value, decide, evaluate, pixels
 from sparring.networks.policy import Policy
@@ -91,10 +91,25 @@ def test_whole_numbers_are_what_litert_computes(
     for i in range(len(obs)):
         found = runner.run(ready := runner.prepare(obs[i : i + 1]))
         assert (ready.dtype, found.dtype) == (np.int8, np.int8)
+        np.testing.assert_array_equal(ready, rounded.into(pixels(game, obs[i : i + 1])))
         expected = rounded.outputs(pixels(game, obs[i : i + 1]))["outputs"]
         np.testing.assert_allclose(runner.outputs(found), expected, atol=2.1 * step)
         actions.append(runner.action(found))
     assert whole_numbers.same_actions(game, np.concatenate(actions), policy.act(obs)[0]) > 0.9
+
+
+def test_pixels_become_whole_numbers_without_floats(
+    random_policy: MakePolicy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a large picture that took longer than a small network."""
+    monkeypatch.setattr(whole_numbers, "WANTED", 0.0)
+    game = Game("g", OBSERVATIONS["frames"], Discrete(3))
+    policy = random_policy(game, layers_for(game.observation, "relu"), QValues(), normalised=False)
+    obs = observe(game.observation, np.random.default_rng(1), 30)
+    (path,) = formats.write(formats.render("tflite-int8", policy, "p", formats.Given(calibration=obs)), tmp_path)
+    runner = formats.load(path, game)
+    monkeypatch.delattr(tflite_file, "into")
+    np.testing.assert_array_equal(runner.prepare(obs), pixels(game, obs).astype(int) - 128)
 
 
 @pytest.mark.parametrize(
