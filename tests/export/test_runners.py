@@ -141,6 +141,28 @@ def test_c_in_whole_numbers_is_the_same_arithmetic(
         assert runner.action(found).dtype == game.action.element.base
 
 
+@pytest.mark.parametrize("tile", [1, 3, 4])
+@pytest.mark.parametrize("name", ["c", "c-int8"])
+def test_c_sums_up_some_outputs_at_a_time(
+    name: str, tile: int, random_policy: MakePolicy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Numbers of outputs that are no multiple of it, and kernels that reach over the border."""
+    monkeypatch.setattr(whole_numbers, "WANTED", 0.0)
+    monkeypatch.setattr(c, "TILE", tile)
+    layers = (Conv(5, 3, 2, padding="same"), Conv(7, 4, 1, padding="same"), Dense(10, "tanh"))
+    policy = random_policy(Game("g", Box((11, 9, 2), "uint8"), Discrete(5)), layers, QValues())
+    obs = observe(policy.game.observation, np.random.default_rng(1), 40)
+    given = formats.Given(calibration=obs)
+    plain, rounded = Plain.of(policy), whole_numbers.of(policy, given)
+    (path,) = formats.write(formats.render(name, policy, "p", given if name == "c-int8" else formats.Given()), tmp_path)
+    runner, step = formats.load(path, policy.game), rounded.forms[rounded.tape.outputs["outputs"]].scale
+    for each in np.split(obs, 40):
+        x = pixels(policy.game, each)
+        expected = evaluate(plain, x)[0] if name == "c" else rounded.outputs(x)["outputs"]
+        tolerance = 1e-4 if name == "c" else 1.1 * step
+        np.testing.assert_allclose(runner.outputs(runner.run(runner.prepare(each))), expected, atol=tolerance)
+
+
 @pytest.mark.parametrize(("observation", "action"), cases())
 def test_anybody_evaluates_safetensors(
     observation: str, action: str, random_policy: MakePolicy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
