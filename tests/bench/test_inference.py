@@ -83,6 +83,20 @@ def test_steps_cut_the_last_episode(policy, tmp_path):
     assert sum(steps for _, steps, _ in episodes) == 50 == len((tmp_path / "t.csv").read_text().splitlines())
 
 
+def test_power_is_looked_at_while_inferences_go_on(policy, tmp_path):
+    """A meter that says nothing of what comes before: two readings to begin with, and the look that waits."""
+    meter = tmp_path / "meter"
+    meter.write_text('echo >> "$0.count"; [ $(wc -l < "$0.count") -le 4 ] && echo 0 || echo 50\n')
+    order = timed_play.Order(runtime="numpy", game="", times="", steady=0.1, meter=f"sh {meter}")
+    obs = deque([np.zeros((1, 4), "<f4")])
+    per_s, cpu, energy = timed_play.steady(Timed(PolicyRunner(policy)), obs, order)
+    assert energy.source == "power meter"
+    assert energy.joules == pytest.approx(50 * 1000 / per_s, rel=0.2)
+    assert cpu > 0
+    order = timed_play.Order(runtime="numpy", game="", times="", steady=0.1, estimate=False)
+    assert timed_play.steady(Timed(PolicyRunner(policy)), obs, order)[2] is None  # nobody knows: that is not zero
+
+
 @pytest.mark.parametrize("kind", ["duelling", "box", "image"])
 def test_every_runtime_acts_as_the_policy(kind, random_policy, tmp_path):
     pytest.importorskip("ai_edge_litert")

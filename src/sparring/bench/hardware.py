@@ -19,7 +19,7 @@ from sparring.bench import placing
 from sparring.bench.scaling import measure
 from sparring.errors import InputError, SparringError
 from sparring.experiment import Experiment, read
-from sparring.metering.energy import energy_of
+from sparring.metering.energy import energy_of, joules_of
 from sparring.metering.sampler import USAGE, Sampler
 
 __all__ = [
@@ -370,10 +370,8 @@ def _measure(
     )
     joules: dict[str, float] = {}
     for seen in series:
-        for name, value in seen.items():
-            if name.startswith("energy/"):
-                source = name.removeprefix("energy/").removesuffix("_j")
-                joules[source] = joules.get(source, 0.0) + value
+        for source, value in joules_of(seen).items():
+            joules[source] = joules.get(source, 0.0) + value
     energy = energy_of(joules)
     steps = done.iteration_s * done.steps_per_s
     return MeasuredConfiguration(
