@@ -170,6 +170,7 @@ class Matrix:
     def each(self) -> Iterator[tuple[Configuration, str | None]]:
         """Every configuration, and why it cannot be had here, if so."""
         axes = itertools.product(self.models, self.devices, self.workers, self.affinity, self.precisions)
+        seen: set[Configuration] = set()
         for model, device, workers, affinity, precision in axes:
             gpus: tuple[int, ...] = ()
             cores: tuple[int, ...] | None = None
@@ -183,6 +184,9 @@ class Matrix:
             except InputError as error:
                 cores, why = placing.cores_of(affinity), str(error)
             configuration = Configuration(model, gpus, workers, cores, precision)
+            if configuration in seen:  # "both" where there is one
+                continue
+            seen.add(configuration)
             if why is None:
                 why = self._refusal(configuration)
             yield configuration, why
@@ -196,6 +200,7 @@ class Matrix:
 
 
 def _asked_gpus(device: str) -> tuple[int, ...]:
+    """`both` of a machine without any: the study's two."""
     return (0, 1) if device == "both" else tuple(int(part) for part in device.split(",") if part.isdecimal())
 
 
@@ -222,7 +227,8 @@ def matrix_of(
         models[path.stem] = experiment
     cores = os.cpu_count() or 1
     if devices is None:
-        devices = ",".join(["none", *(str(gpu) for gpu in range(max(placing.gpus_here(), 2))), "both"])
+        gpus = [str(gpu) for gpu in range(max(placing.gpus_here(), 2))]
+        devices = ",".join(["none", *gpus, "+".join(gpus)])
     if workers is None:
         workers = ",".join(["0", *(str(2**i) for i in range(cores.bit_length()) if 2**i <= cores)])
     precisions = tuple(dict.fromkeys(precision.split(",")))
