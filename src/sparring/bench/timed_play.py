@@ -41,6 +41,7 @@ class Order(msgspec.Struct, kw_only=True):
     :param runtime: A key of `runtimes.RUNTIMES`, or of somebody else's file its format.
     :param game: A declaration, as JSON.
     :param policy: A policy.safetensors, for runtimes without a file.
+    :param run: `RUN@40`, for RLlib, which plays its own checkpoints.
     :param file: What the runtime loads.
     :param steady: Seconds of the measurement without the game: rate, CPU, energy.
     :param times: The CSV file to write, a line per inference.
@@ -51,6 +52,7 @@ class Order(msgspec.Struct, kw_only=True):
     game: str
     times: str
     policy: str | None = None
+    run: str | None = None
     file: str | None = None
     episodes: int | None = None
     steps: int | None = None
@@ -224,7 +226,7 @@ def measure(order: Order) -> Result:
     began = time.perf_counter()
     policy = None if order.policy is None else weights.load(Path(order.policy).read_bytes(), trusted=True)
     file = None if order.file is None else Path(order.file)
-    timed = Timed(open_runner(order.runtime, game, policy, file, order.threads))
+    timed = Timed(open_runner(order.runtime, game, policy, file, order.threads, order.run))
     load_s = time.perf_counter() - began
     envs = Separate(game, 1)
     obs = envs.reset(order.seed)

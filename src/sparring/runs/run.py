@@ -98,13 +98,20 @@ class Run:
             )
         if which == "best":
             raise InputError(f"{self.path}@best is a policy alone: a value is in {self.path}@last, and in @40, …")
-        number = str(int(self.checkpoints()[-1].name)) if which == "last" and self.checkpoints() else which
-        arrays, given = self._load(number)[0], self.experiment.hyperparameters
+        arrays, given = self.state(which)[0], self.experiment.hyperparameters
         prefix = "state.params['critic."
         params = {key[len(prefix) : -2]: array for key, array in arrays.items() if key.startswith(prefix)}
         layers = None if given.get("shared") else given.get("critic_layers") or given["layers"]
         found = None if layers is None else tuple(decode(Layer, layer) for layer in layers)
         return Value(found, {key: np.asarray(array, np.float32) for key, array in params.items()})
+
+    def state(self, which: str = "last") -> tuple[dict[str, Any], dict[str, Any]]:
+        """What a training would go on from: arrays, and what else there is.
+
+        :param which: As of `policy`, but for `best`, which is a policy alone.
+        :raises InputError: it is not kept.
+        """
+        return self._load(str(int(self.checkpoints()[-1].name)) if which == "last" and self.checkpoints() else which)
 
     def _refusal(self, which: str, error: Exception) -> InputError:
         kept = ", ".join(each for each in self.kept() if each != which) or "nothing else"
