@@ -11,7 +11,7 @@ from onnx import TensorProto, helper, numpy_helper
 from test_onnx import ACTIONS, OBSERVATIONS, layers_for, observe
 
 from sparring.errors import InputError
-from sparring.export import c, c_file, formats, tflite, tflite_file, whole_numbers
+from sparring.export import c, c_file, formats, onnx_file, tflite, tflite_file, whole_numbers
 from sparring.games import Box, Dict, Discrete, Game
 from sparring.networks.plain import Plain, Value, decide, evaluate, pixels
 from sparring.networks.policy import Policy
@@ -96,6 +96,20 @@ def test_whole_numbers_are_what_litert_computes(
         np.testing.assert_allclose(runner.outputs(found), expected, atol=2.1 * step)
         actions.append(runner.action(found))
     assert whole_numbers.same_actions(game, np.concatenate(actions), policy.act(obs)[0]) > 0.9
+
+
+@pytest.mark.parametrize(("observation", "action"), [("dict", "q_parts"), ("vector", "gaussian_half")])
+def test_a_runner_of_onnx_leaves_exploring_out(
+    observation: str, action: str, random_policy: MakePolicy, tmp_path: Path
+) -> None:
+    policy = made(random_policy, observation, action)
+    data = formats.render("onnx", policy, "p")["p.onnx"]
+    whole, left = onnx.load_from_string(data).graph, onnx.load_from_string(onnx_file.greedy(data)).graph
+    assert {value.name for value in whole.output} == {"action", "outputs", "sampled", "log_prob"}
+    assert {value.name for value in left.output} == {"action", "outputs"}
+    assert "noise" in {value.name for value in whole.input}
+    assert "noise" not in {value.name for value in left.input}
+    assert len(left.node) < len(whole.node)
 
 
 def test_pixels_become_whole_numbers_without_floats(

@@ -85,6 +85,8 @@ class TFLiteRunner:
         return self._get(self._places[self._first])
 
     def action(self, found: Array) -> Array:
+        if self._first == "outputs" and self._bound == "argmax":
+            return decide(self._game, found, "argmax")  # the largest is so in whole numbers, too
         if self._first == "outputs":
             return decide(self._game, self._floats("outputs", found), self._bound)
         return found.astype(self._game.action.element.base).reshape(1, *self._game.action.element.shape)
