@@ -46,8 +46,9 @@ dist: .venv/.dev  ## what a release publishes: wheel and sdist in dist/, the lis
 	.venv/bin/python -m hatchling build
 	.venv/bin/cyclonedx-py requirements requirements/platform.txt --pyproject pyproject.toml --output-reproducible --output-file sbom/sparring.cdx.json
 
-bench: .venv/.dev  ## the figures of docs/benchmarks.md; the machine should have nothing else to do
-	for name in store cassandra_store ingest client; do .venv/bin/python benchmarks/$$name.py || exit 1; done
+bench: .venv/.dev  ## figures of docs/benchmarks.md, an hour of them; the machine should have nothing else to do
+	for name in store cassandra_store ingest client convolutions metering; do .venv/bin/python benchmarks/$$name.py || exit 1; done
+	taskset -c 0 .venv/bin/python benchmarks/inference.py
 
 peers: .venv/.dev .venv-peers/.installed  ## speed beside SB3, SBX and RLlib (6 GB of their wheels)
 	.venv/bin/python benchmarks/peers.py

@@ -35,10 +35,26 @@ def rate(seconds: float) -> float:
     return done / (time.process_time() - cpu)
 
 
+ended = [0.0]  # CPU seconds of threads that are gone: CodeCarbon starts one for each of its own looks
+
+
+def count_threads() -> None:
+    run = threading.Thread._bootstrap_inner  # type: ignore[attr-defined]
+
+    def counted(self: threading.Thread) -> None:
+        try:
+            run(self)
+        finally:
+            ended[0] += time.thread_time()
+
+    threading.Thread._bootstrap_inner = counted  # type: ignore[attr-defined]
+
+
 def spent() -> float:
     """CPU seconds of the threads that measure: the sampler's and CodeCarbon's, no others of Python."""
     others = (thread for thread in threading.enumerate() if thread is not threading.main_thread())
-    return sum(time.clock_gettime(time.pthread_getcpuclockid(thread.ident)) for thread in others if thread.ident)
+    now = sum(time.clock_gettime(time.pthread_getcpuclockid(thread.ident)) for thread in others if thread.ident)
+    return now + ended[0]
 
 
 def main() -> None:
@@ -48,6 +64,7 @@ def main() -> None:
     parser.add_argument("--every", type=float, default=1.0)
     parser.add_argument("--estimate", action="store_true", help="with CodeCarbon")
     o = parser.parse_args()
+    count_threads()
     rate(1.0)
     by_cpu, by_thread = [], []
     for number in range(o.rounds):

@@ -64,7 +64,7 @@ def test_the_matrix(file, monkeypatch):
     monkeypatch.setattr(placing, "gpus_here", lambda: 1)
     matrix = hardware.matrix_of([file], "none,0,0+1,both", "0,2", "all,0", "float32,bfloat16")
     each = list(matrix.each())
-    assert len(each) == 4 * 2 * 2 * 2
+    assert len(each) == 3 * 2 * 2 * 2  # "both" are all that there are: here "0"
     possible = [configuration for configuration, why in each if why is None]
     assert {c.gpus for c in possible} == {(), (0,)}
     reasons = {why for _, why in each if why is not None}
@@ -78,7 +78,7 @@ def test_default_devices_and_workers(file, monkeypatch):
     monkeypatch.setattr(os, "cpu_count", lambda: 6)
     matrix = hardware.matrix_of([file], None, None, "all", "float32")
     assert matrix.workers == (0, 1, 2, 4)
-    assert matrix.devices == ("none", "0", "1", "both")
+    assert matrix.devices == ("none", "0", "1", "0,1")
 
 
 @pytest.mark.parametrize(
@@ -200,6 +200,24 @@ def test_the_studys_tables_stand_beside_pong(tmp_path, monkeypatch):
     assert "The study's own figures, on its machines" in page
     assert "| no GPU (many-core server) | 287 s (282 / 4.7; 14; 420) |" in page
     assert study.TRAINING["both"][1].whole == 24.9
+    assert "| TFLite int8 on Coral | 0.41 | 1.03 | 0.75 |" in page
+
+
+def test_inferences_that_were_measured_are_in_the_report(file, tmp_path, measured):
+    """By the other command, into the same directory."""
+    folder = tmp_path / "o"
+    words = [file, "--workers", "0", "--devices", "none", "--out", folder]
+    bench(*words)
+    assert "## Inference" not in (folder / "report.md").read_text()
+    summary = folder / "times-summary.csv"
+    summary.write_text("model,runtime,p50_ms,skipped\nrun-1,numpy,0.01234567,\nrun-1,coral,,no library\n")
+    bench(*words)
+    page = (folder / "report.md").read_text()
+    assert "| run-1 | numpy | 0.0123 |" in page
+    assert "coral" not in page
+    summary.write_text("model,runtime,p50_ms\nrun-1,numpy,much\n")
+    with pytest.raises(InputError, match="is damaged"):
+        bench(*words)
 
 
 def test_a_machine_that_was_not_quiet_is_said(file, tmp_path, measured, monkeypatch):

@@ -3,18 +3,20 @@
 import csv
 import os
 from collections import deque
+from functools import partial
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from sparring.bench import inference, placing, runtimes, timed_play
+from sparring.bench import inference, inference_report, placing, runtimes, timed_play
 from sparring.bench.child import Died, open_child
 from sparring.bench.timed_play import Timed
 from sparring.cli.entry import app
 from sparring.errors import InputError
 from sparring.export import formats, weights
+from sparring.export.foreign import ForeignRunner
 from sparring.export.safetensors_file import PolicyRunner
 from sparring.games import Box, Discrete, Game, catalog
 from sparring.networks.spec import Conv, Dense, Deterministic, QValues
@@ -31,6 +33,13 @@ def file(policy, tmp_path):
     return str(tmp_path / "policy.safetensors")
 
 
+@pytest.fixture
+def quick(monkeypatch):
+    monkeypatch.setattr(
+        inference, "InferenceSettings", partial(inference.InferenceSettings, steady=0.1, estimate=False)
+    )
+
+
 def bench(*words):
     done = CliRunner().invoke(app, ["bench", "inference", *words])
     if done.exception is not None:
@@ -43,8 +52,8 @@ def read(path):
         return list(csv.DictReader(lines))
 
 
-def test_what_is_written(file, tmp_path, monkeypatch):
-    monkeypatch.setattr(inference.InferenceSettings, "steady", 0.1)
+@pytest.mark.usefixtures("quick")
+def test_what_is_written(file, tmp_path):
     words = ["--runtime", "numpy,onnx", "--episodes", "3", "--output", str(tmp_path / "t.csv"), "--meter", "echo 50"]
     words += ["--cpu-affinity", str(min(os.sched_getaffinity(0))), "--save-info", str(tmp_path / "i.npz")]
     output = bench(file, *words)
@@ -83,6 +92,20 @@ def test_steps_cut_the_last_episode(policy, tmp_path):
     assert sum(steps for _, steps, _ in episodes) == 50 == len((tmp_path / "t.csv").read_text().splitlines())
 
 
+def test_power_is_looked_at_while_inferences_go_on(policy, tmp_path):
+    """A meter that says nothing of what comes before: two readings to begin with, and the look that waits."""
+    meter = tmp_path / "meter"
+    meter.write_text('echo >> "$0.count"; [ $(wc -l < "$0.count") -le 4 ] && echo 0 || echo 50\n')
+    order = timed_play.Order(runtime="numpy", game="", times="", steady=0.1, meter=f"sh {meter}")
+    obs = deque([np.zeros((1, 4), "<f4")])
+    per_s, cpu, energy = timed_play.steady(Timed(PolicyRunner(policy)), obs, order)
+    assert energy.source == "power meter"
+    assert energy.joules == pytest.approx(50 * 1000 / per_s, rel=0.2)
+    assert cpu > 0
+    order = timed_play.Order(runtime="numpy", game="", times="", steady=0.1, estimate=False)
+    assert timed_play.steady(Timed(PolicyRunner(policy)), obs, order)[2] is None  # nobody knows: that is not zero
+
+
 @pytest.mark.parametrize("kind", ["duelling", "box", "image"])
 def test_every_runtime_acts_as_the_policy(kind, random_policy, tmp_path):
     pytest.importorskip("ai_edge_litert")
@@ -104,20 +127,138 @@ def test_every_runtime_acts_as_the_policy(kind, random_policy, tmp_path):
             assert 0 < timed.call < timed.whole
 
 
+QUICK = inference.InferenceSettings(steps=30, steady=0.1, estimate=False)
+
+
 def test_a_file_of_others_is_played(policy, tmp_path):
     (path,) = formats.write(formats.render("onnx", policy, "theirs"), tmp_path)
     model = inference.find(str(path), "CartPole-v1")
-    assert model.runtimes(["numpy", "onnx", "tflite"]) == ["onnx"]
-    theirs = inference.Model("theirs", policy.game, file=tmp_path / "theirs.tflite")
-    assert theirs.runtimes(["onnx", "tflite", "coral"]) == ["tflite", "coral"]
-    (each,) = inference.measure_all(
-        [model], ["onnx"], inference.InferenceSettings(steps=30, steady=0.1, estimate=False), tmp_path
-    )
-    assert len(each.ms) == 30
+    (each,) = inference.measure_all([model], None, QUICK, tmp_path)
+    assert (each.runtime, len(each.ms)) == ("onnx", 30)
     assert each.file_bytes == path.stat().st_size
     assert each.result.joules is each.result.energy_source is None  # nothing measured it: that is not zero
-    with pytest.raises(InputError, match="has none that plays such a file"):
-        inference.measure_all([model], ["numpy"], inference.InferenceSettings(steps=3), tmp_path)
+    with pytest.raises(InputError, match="nothing to measure: numpy does not play files"):
+        inference.measure_all([model], ["numpy"], QUICK, tmp_path)
+
+
+@pytest.mark.usefixtures("quick")
+def test_a_tflite_file_of_others_is_played(policy, tmp_path):
+    """One of ours that does not say so any more."""
+    pytest.importorskip("ai_edge_litert")
+    (data,) = formats.render("tflite", policy, "theirs").values()
+    path = tmp_path / "theirs.tflite"
+    path.write_bytes(data.replace(b"sparring", b"somebody"))
+    assert isinstance(formats.load(path, policy.game), ForeignRunner)
+    out = tmp_path / "t.csv"
+    bench(str(path), "--game", "CartPole-v1", "--episodes", "2", "--output", str(out))
+    assert {row["runtime"] for row in read(tmp_path / "t-summary.csv")} == {"tflite"}
+    own = timed_play.Order(runtime="numpy", game="", times=str(tmp_path / "own.csv"), episodes=2)
+    expected, _ = timed_play.play(own, Timed(PolicyRunner(policy)), policy.game, deque(maxlen=4))
+    assert [float(row["reward"]) for row in read(tmp_path / "t-episodes.csv")] == [ret for ret, _, _ in expected]
+
+
+@pytest.mark.parametrize(
+    ("name", "asked", "played", "said"),
+    [
+        ("x.onnx", None, ["onnx"], []),
+        ("x.int8.onnx", None, ["onnx-int8"], []),
+        ("x.tflite", None, ["tflite"], []),
+        ("x.onnx", ["jax", "onnx"], ["onnx"], ["jax does not play files that end in .onnx"]),
+        ("x.int8.onnx", ["onnx"], ["onnx"], []),
+        ("x.onnx", ["onnx", "onnx-int8"], ["onnx"], ["by onnx it is the same"]),
+        ("x.tflite", ["tflite", "coral", "c"], ["tflite", "coral"], ["c does not play files that end in .tflite"]),
+        ("x.tflite", ["rllib", "tflite"], ["tflite"], ["rllib plays whole checkpoints"]),
+    ],
+)
+def test_what_plays_a_file_of_others(name, asked, played, said, policy, tmp_path):
+    model = inference.Model(name, policy.game, file=tmp_path / name)
+    why = {each: model.refusal(each, asked) for each in model.runtimes(asked)}
+    assert [each for each, words in why.items() if words is None] == played
+    found = [words for words in why.values() if words is not None]
+    assert len(found) == len(said)
+    assert all(words.startswith(start) for words, start in zip(found, said, strict=True))
+
+
+@pytest.mark.usefixtures("quick")
+def test_a_runtime_that_is_left_out_is_said(policy, tmp_path):
+    (path,) = formats.write(formats.render("onnx", policy, "theirs"), tmp_path)
+    words = ["--game", "CartPole-v1", "--runtime", "jax,onnx", "--steps", "20", "--output", str(tmp_path / "t.csv")]
+    output = bench(str(path), *words)
+    assert "skipped: theirs.onnx by jax: jax does not play files that end in .onnx" in output
+
+
+@pytest.mark.usefixtures("quick")
+def test_all_is_looked_at_before_the_first_measurement(file, tmp_path, monkeypatch):
+    pytest.importorskip("ai_edge_litert")
+    ran = []
+    monkeypatch.setattr(inference, "_measure", lambda each, *rest: ran.append(each.runtime))
+    (tmp_path / "theirs.onnx").write_bytes(b"not a model")
+    monkeypatch.chdir(tmp_path)
+    for words in (["theirs.onnx"], ["--runtime", "numpy,tflite-int8", "--calibrate", "5"], ["--meter", "echo many"]):
+        with pytest.raises((InputError, SystemExit)):
+            bench(file, *words, "--game", "CartPole-v1", "--output", "t.csv")
+    assert ran == []
+    assert not list(tmp_path.glob("t*.csv"))
+
+
+@pytest.mark.usefixtures("quick")
+def test_what_fails_later_leaves_the_rest(file, tmp_path, monkeypatch):
+    """Such as a runtime that crashes in the middle: what was measured is written, and the command says so."""
+    run = inference._run
+
+    def crashes(order, *rest):
+        if order.runtime == "jax":
+            raise Died("the process died of SIGSEGV")
+        return run(order, *rest)
+
+    monkeypatch.setattr(inference, "_run", crashes)
+    words = ["--runtime", "numpy,jax,onnx", "--steps", "20", "--output", str(tmp_path / "t.csv")]
+    done = CliRunner().invoke(app, ["bench", "inference", file, *words])
+    assert done.exit_code == 2
+    assert "by jax: failed: the process died of SIGSEGV" in done.output
+    rows = read(tmp_path / "t-summary.csv")
+    assert [(row["runtime"], row["steps"]) for row in rows] == [("numpy", "20"), ("jax", ""), ("onnx", "20")]
+
+
+@pytest.mark.usefixtures("quick")
+def test_videos_come_with_the_other_files(file, tmp_path, monkeypatch):
+    pytest.importorskip("imageio_ffmpeg")
+    seen = []
+    write = inference_report.write
+
+    def note(*words):
+        seen.append((tmp_path / "videos").exists())
+        return write(*words)
+
+    monkeypatch.setattr(inference_report, "write", note)
+    words = ["--runtime", "numpy", "--steps", "20", "--output", str(tmp_path / "t.csv")]
+    bench(file, *words, "--video-dir", str(tmp_path / "videos"))
+    assert seen == [False]
+    (video,) = (tmp_path / "videos").iterdir()
+    assert video.name.endswith("policy.safetensors-numpy.mp4")
+    assert video.stat().st_size > 1000
+
+
+@pytest.mark.usefixtures("quick")
+def test_settings_of_the_game_change_what_is_played(file, tmp_path):
+    words = ["--runtime", "numpy", "--episodes", "2", "--output", str(tmp_path / "t.csv")]
+    bench(file, *words, "--set", "game.sutton_barto_reward=true")  # nothing for a step, -1 for a fall
+    assert [float(row["reward"]) for row in read(tmp_path / "t-episodes.csv")] == [-1, -1]
+
+
+def test_threads_reach_the_runtime(file, policy, tmp_path, monkeypatch):
+    seen = []
+    monkeypatch.setattr(inference, "_run", lambda order, settings, *rest: seen.append((order, settings)) or 1 / 0)
+    words = ["--runtime", "onnx", "--threads", "3", "--output", str(tmp_path / "t.csv")]
+    with pytest.raises(ZeroDivisionError):
+        bench(file, *words)
+    ((order, settings),) = seen
+    assert (order.threads, settings.threads) == (3, 3)
+    (path,) = formats.write(formats.render("onnx", policy, "p"), tmp_path)
+    asked = []
+    monkeypatch.setattr(runtimes.formats, "load", lambda path, game, name, *, threads: asked.append((name, threads)))
+    runtimes.open_runner("onnx", policy.game, None, path, order.threads)
+    assert asked == [("onnx", 3)]
 
 
 @pytest.mark.parametrize(
@@ -125,6 +266,8 @@ def test_a_file_of_others_is_played(policy, tmp_path):
     [
         (["--runtime", "onnxx"], "no runtime 'onnxx': did you mean 'onnx'?"),
         (["--runtime", "numpy,numpy"], "names one twice"),
+        (["--runtime", ","], "names none"),
+        (["--runtime", "rllib"], "rllib plays whole checkpoints of runs of rllib/…"),
         (["--runtime", "coral"], "libedgetpu.so.1 cannot be loaded"),
         (["--cpu-affinity", "0,4096"], "this machine has no core 4096"),
         (["--cpu-affinity", "one"], "write numbers of cores"),
@@ -139,6 +282,8 @@ def test_a_file_of_others_is_played(policy, tmp_path):
     ],
 )
 def test_refused_before_anything_is_written(file, tmp_path, monkeypatch, words, says):
+    if words[1] == "rllib":
+        pytest.importorskip("ray.rllib")
     if words[1] == "coral":
         pytest.importorskip("ai_edge_litert")
     work = tmp_path / "work"
@@ -222,6 +367,10 @@ def test_gpus_and_threads_are_the_childs(monkeypatch):
     assert placing.parse_gpus("none") == ()
     monkeypatch.setattr(placing, "gpus_here", lambda: 2)
     assert placing.parse_gpus("both") == placing.parse_gpus("all") == placing.parse_gpus("1,0") == (0, 1)
+    for count in (1, 3):  # as a training has it: all that there are
+        monkeypatch.setattr(placing, "gpus_here", lambda count=count: count)
+        assert placing.parse_gpus("both") == tuple(range(count))
+    monkeypatch.setattr(placing, "gpus_here", lambda: 2)
     assert placing.environment((1,), 3)["CUDA_VISIBLE_DEVICES"] == "1"
     assert "JAX_PLATFORMS" not in set(placing.environment((1,), 3)) - set(os.environ)
     without = placing.environment((), 3)

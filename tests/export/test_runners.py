@@ -11,7 +11,7 @@ from onnx import TensorProto, helper, numpy_helper
 from test_onnx import ACTIONS, OBSERVATIONS, layers_for, observe
 
 from sparring.errors import InputError
-from sparring.export import c, c_file, distil, formats, tflite, whole_numbers
+from sparring.export import c, c_file, distil, formats, onnx_file, tflite, tflite_file, whole_numbers
 from sparring.games import Box, Dict, Discrete, Game, MultiDiscrete
 from sparring.networks.plain import Plain, Value, decide, evaluate, pixels
 from sparring.networks.policy import Policy
@@ -91,10 +91,39 @@ def test_whole_numbers_are_what_litert_computes(
     for i in range(len(obs)):
         found = runner.run(ready := runner.prepare(obs[i : i + 1]))
         assert (ready.dtype, found.dtype) == (np.int8, np.int8)
+        np.testing.assert_array_equal(ready, rounded.into(pixels(game, obs[i : i + 1])))
         expected = rounded.outputs(pixels(game, obs[i : i + 1]))["outputs"]
         np.testing.assert_allclose(runner.outputs(found), expected, atol=2.1 * step)
         actions.append(runner.action(found))
     assert whole_numbers.same_actions(game, np.concatenate(actions), policy.act(obs)[0]) > 0.9
+
+
+@pytest.mark.parametrize(("observation", "action"), [("dict", "q_parts"), ("vector", "gaussian_half")])
+def test_a_runner_of_onnx_leaves_exploring_out(
+    observation: str, action: str, random_policy: MakePolicy, tmp_path: Path
+) -> None:
+    policy = made(random_policy, observation, action)
+    data = formats.render("onnx", policy, "p")["p.onnx"]
+    whole, left = onnx.load_from_string(data).graph, onnx.load_from_string(onnx_file.greedy(data)).graph
+    assert {value.name for value in whole.output} == {"action", "outputs", "sampled", "log_prob"}
+    assert {value.name for value in left.output} == {"action", "outputs"}
+    assert "noise" in {value.name for value in whole.input}
+    assert "noise" not in {value.name for value in left.input}
+    assert len(left.node) < len(whole.node)
+
+
+def test_pixels_become_whole_numbers_without_floats(
+    random_policy: MakePolicy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a large picture that took longer than a small network."""
+    monkeypatch.setattr(whole_numbers, "WANTED", 0.0)
+    game = Game("g", OBSERVATIONS["frames"], Discrete(3))
+    policy = random_policy(game, layers_for(game.observation, "relu"), QValues(), normalised=False)
+    obs = observe(game.observation, np.random.default_rng(1), 30)
+    (path,) = formats.write(formats.render("tflite-int8", policy, "p", formats.Given(calibration=obs)), tmp_path)
+    runner = formats.load(path, game)
+    monkeypatch.delattr(tflite_file, "into")
+    np.testing.assert_array_equal(runner.prepare(obs), pixels(game, obs).astype(int) - 128)
 
 
 def whole_cases() -> list[Any]:
@@ -132,6 +161,28 @@ def test_c_in_whole_numbers_is_the_same_arithmetic(
         chosen, greedy = runner.action(found), decide(game, out, rounded.bound)
         assert (chosen.dtype, chosen.shape) == (greedy.dtype, greedy.shape)
         np.testing.assert_allclose(chosen, greedy, rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("tile", [1, 3, 4])
+@pytest.mark.parametrize("name", ["c", "c-int8"])
+def test_c_sums_up_some_outputs_at_a_time(
+    name: str, tile: int, random_policy: MakePolicy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Numbers of outputs that are no multiple of it, and kernels that reach over the border."""
+    monkeypatch.setattr(whole_numbers, "WANTED", 0.0)
+    monkeypatch.setattr(c, "TILE", tile)
+    layers = (Conv(5, 3, 2, padding="same"), Conv(7, 4, 1, padding="same"), Dense(10, "tanh"))
+    policy = random_policy(Game("g", Box((11, 9, 2), "uint8"), Discrete(5)), layers, QValues())
+    obs = observe(policy.game.observation, np.random.default_rng(1), 40)
+    given = formats.Given(calibration=obs)
+    plain, rounded = Plain.of(policy), whole_numbers.of(policy, given)
+    (path,) = formats.write(formats.render(name, policy, "p", given if name == "c-int8" else formats.Given()), tmp_path)
+    runner, step = formats.load(path, policy.game), rounded.forms[rounded.tape.outputs["outputs"]].scale
+    for each in np.split(obs, 40):
+        x = pixels(policy.game, each)
+        expected = evaluate(plain, x)[0] if name == "c" else rounded.outputs(x)["outputs"]
+        tolerance = 1e-4 if name == "c" else 1.1 * step
+        np.testing.assert_allclose(runner.outputs(runner.run(runner.prepare(each))), expected, atol=tolerance)
 
 
 @pytest.mark.parametrize(("observation", "action"), cases())

@@ -401,3 +401,38 @@ def test_its_scaling_is_measured(tmp_path, monkeypatch):
     assert found.utilisation is None  # RLlib does not tell
     assert found.memory is None  # there are no workers
     assert len(done) == 2  # the first iteration warms up
+
+
+@pytest.mark.parametrize("case", ["dqn_heads", "ppo_shared", "sac_discrete"])
+def test_its_inference_is_timed_with_its_own_module(case, tmp_path, monkeypatch):
+    """The runner of `bench inference`, on a checkpoint that holds what a training would have saved."""
+    from sparring.rllib import runner
+    from sparring.rllib.bridge import encode_state
+    from sparring.rllib.module import render
+
+    name, game, keys = MODULES[case]
+    module, e = new_module(name, game, keys), Experiment(game="g", algorithm={"name": f"rllib/{name}", **keys})
+    arrays: dict = {}
+    learner = {"learner_group": {"learner": {"rl_module": {"default_policy": module.get_state()}}}}
+    meta = {"trainee": {"state": encode_state(learner, arrays, "state")}}
+    found = type("Found", (), {"experiment": e, "state": lambda self, which: (arrays, meta)})()
+    monkeypatch.setattr(runner, "find_run", lambda target: (found, None))
+    played, policy = runner.RLlibRunner("run", game, 1), render(module, game)
+    rng = np.random.default_rng(0)
+    for _ in range(20):
+        obs = rng.standard_normal((1, 3)).astype("<f4")
+        action = played.action(played.run(played.prepare(obs)))
+        np.testing.assert_allclose(action, policy.act(obs)[0], rtol=1e-3, atol=1e-3)
+
+
+def test_bench_inference_plays_a_run_of_its_own(ppo, tmp_path):
+    from sparring.bench import inference
+
+    model = inference.find(str(ppo.path), None)
+    settings = inference.InferenceSettings(episodes=2, steady=0.1, estimate=False)
+    theirs, ours = inference.measure_all([model], ["rllib", "numpy"], settings, tmp_path)
+    assert theirs.skipped is None
+    assert [(ret, steps) for ret, steps, _ in theirs.result.episodes] == [
+        (ret, steps) for ret, steps, _ in ours.result.episodes
+    ]
+    assert inference.find(f"{ppo.path}@best", None).refusal("rllib", None).startswith("rllib plays whole checkpoints")

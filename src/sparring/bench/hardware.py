@@ -19,7 +19,7 @@ from sparring.bench import placing
 from sparring.bench.scaling import measure
 from sparring.errors import InputError, SparringError
 from sparring.experiment import Experiment, read
-from sparring.metering.energy import energy_of
+from sparring.metering.energy import energy_of, joules_of
 from sparring.metering.sampler import USAGE, Sampler
 
 __all__ = [
@@ -170,6 +170,7 @@ class Matrix:
     def each(self) -> Iterator[tuple[Configuration, str | None]]:
         """Every configuration, and why it cannot be had here, if so."""
         axes = itertools.product(self.models, self.devices, self.workers, self.affinity, self.precisions)
+        seen: set[Configuration] = set()
         for model, device, workers, affinity, precision in axes:
             gpus: tuple[int, ...] = ()
             cores: tuple[int, ...] | None = None
@@ -183,6 +184,9 @@ class Matrix:
             except InputError as error:
                 cores, why = placing.cores_of(affinity), str(error)
             configuration = Configuration(model, gpus, workers, cores, precision)
+            if configuration in seen:  # "both" where there is one
+                continue
+            seen.add(configuration)
             if why is None:
                 why = self._refusal(configuration)
             yield configuration, why
@@ -196,6 +200,7 @@ class Matrix:
 
 
 def _asked_gpus(device: str) -> tuple[int, ...]:
+    """`both` of a machine without any: the study's two."""
     return (0, 1) if device == "both" else tuple(int(part) for part in device.split(",") if part.isdecimal())
 
 
@@ -222,7 +227,8 @@ def matrix_of(
         models[path.stem] = experiment
     cores = os.cpu_count() or 1
     if devices is None:
-        devices = ",".join(["none", *(str(gpu) for gpu in range(max(placing.gpus_here(), 2))), "both"])
+        gpus = [str(gpu) for gpu in range(max(placing.gpus_here(), 2))]
+        devices = ",".join(["none", *gpus, "+".join(gpus)])
     if workers is None:
         workers = ",".join(["0", *(str(2**i) for i in range(cores.bit_length()) if 2**i <= cores)])
     precisions = tuple(dict.fromkeys(precision.split(",")))
@@ -370,10 +376,8 @@ def _measure(
     )
     joules: dict[str, float] = {}
     for seen in series:
-        for name, value in seen.items():
-            if name.startswith("energy/"):
-                source = name.removeprefix("energy/").removesuffix("_j")
-                joules[source] = joules.get(source, 0.0) + value
+        for source, value in joules_of(seen).items():
+            joules[source] = joules.get(source, 0.0) + value
     energy = energy_of(joules)
     steps = done.iteration_s * done.steps_per_s
     return MeasuredConfiguration(

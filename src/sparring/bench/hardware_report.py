@@ -1,5 +1,6 @@
 """What `sparring bench hardware` found, beside the hardware study's tables."""
 
+import csv
 import io
 from collections.abc import Sequence
 from pathlib import Path
@@ -31,7 +32,20 @@ def write(
     command: str,
     iterations: int,
 ) -> list[Path]:
-    return document(matrix, found, skipped, command, iterations).write(folder, "report")
+    return document(matrix, found, skipped, command, iterations, inferences(folder)).write(folder, "report")
+
+
+def inferences(folder: Path) -> list[list[str]]:
+    """Of `sparring bench inference --output FOLDER/times.csv`, where it wrote there: model, runtime, milliseconds."""
+    path = folder / "times-summary.csv"
+    if not path.is_file():
+        return []
+    with path.open(newline="") as file:
+        rows = [[row.get(name) or "" for name in ("model", "runtime", "p50_ms")] for row in csv.DictReader(file)]
+    try:
+        return [[model, runtime, f"{float(ms):.3g}"] for model, runtime, ms in rows if ms]
+    except ValueError as error:
+        raise InputError(f"{path} is damaged ({error}): measure again, or move it away") from error
 
 
 def speed_ups(found: Sequence[MeasuredConfiguration]) -> list[float]:
@@ -100,7 +114,12 @@ def costs(found: Sequence[MeasuredConfiguration]) -> list[list[str]]:
 
 
 def document(
-    matrix: Matrix, found: Sequence[MeasuredConfiguration], skipped: Sequence[Skipped], command: str, iterations: int
+    matrix: Matrix,
+    found: Sequence[MeasuredConfiguration],
+    skipped: Sequence[Skipped],
+    command: str,
+    iterations: int,
+    inferred: Sequence[Sequence[str]] = (),
 ) -> Document:
     made = Document("Hardware study")
     made.text(f"{Machine.here()}.")
@@ -113,6 +132,13 @@ def document(
     )
     if found:
         _ours(made, matrix, found)
+    if inferred:
+        made.heading("Inference")
+        made.text(
+            "Milliseconds of an action, the median, from the observation to the action that the game takes: by "
+            "`sparring bench inference`, a process for each runtime."
+        )
+        made.table(["model", "by", "ms"], inferred)
     if any(study.is_pong(experiment.game_id) for experiment in matrix.models.values()):
         _studys(made)
     if skipped:
@@ -166,6 +192,8 @@ def _studys(made: Document) -> None:
     ]
     made.table(["iteration (learn / sample; learned/s; passes/s)", *names], table)
     made.text(study.RETURNS)
+    made.text("Inference in the study: milliseconds of an action, means, with the value's tower in the files.")
+    made.table(["by", *names], [[by, *(f"{ms:g}" for ms in each)] for by, each in study.INFERENCE.items()])
 
 
 def _seconds(value: float) -> str:

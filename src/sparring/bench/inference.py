@@ -2,10 +2,11 @@
 
 import csv
 import re
-import tempfile
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -14,36 +15,53 @@ from sparring.bench import placing, runtimes
 from sparring.bench.child import Died, open_child
 from sparring.bench.timed_play import Order, Result
 from sparring.edge import dataset, edge_tpu
-from sparring.errors import InputError, Unrenderable
+from sparring.errors import InputError, SparringError, Unrenderable
 from sparring.experiment import override
 from sparring.export import formats, weights
 from sparring.export.formats import Given
 from sparring.games import Game, catalog, compatible
 from sparring.games.spec import Array
+from sparring.metering.energy import Meter
 from sparring.networks.policy import Policy
 from sparring.policies import DEFAULT_REGISTRY, load_policy
 
-__all__ = ["InferenceSettings", "Measured", "Model", "find", "measure_all"]
+__all__ = ["InferenceSettings", "Measured", "Model", "find", "measure_all", "video_name"]
 
 FOREIGN = (".onnx", ".tflite")
+USUAL = ("jax", "numpy", "onnx")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Model:
-    """What plays: a policy, or a file that somebody else may have made."""
+    """What plays: a policy, or a file that somebody else may have made.
+
+    :param run: The run that it is of, as `RUN@40`, where one of RLlib's algorithms learned it.
+    """
 
     name: str
     game: Game
     policy: Policy | None = None
     file: Path | None = None
+    run: str | None = None
 
-    def runtimes(self, asked: Sequence[str]) -> list[str]:
-        """Of those that were asked for: all, or those that play the file."""
-        if self.file is None:
+    def runtimes(self, asked: Sequence[str] | None) -> list[str]:
+        """What was asked for; else what is usual, and of a file the one that it is for."""
+        if asked is not None:
             return list(asked)
-        form = formats.format_of(self.file)
-        on_tpu = form.startswith("tflite")
-        return [name for name in asked if runtimes.RUNTIMES[name] == form or (name == "coral" and on_tpu)]
+        return list(USUAL) if self.file is None else [formats.format_of(self.file)]
+
+    def refusal(self, name: str, asked: Sequence[str] | None) -> str | None:
+        """Why a runtime does not play this; None: it does."""
+        if name == "rllib" and self.run is None:
+            return f"rllib plays whole checkpoints of runs of rllib/…, such as RUN or RUN@40: {self.name} is none"
+        if self.file is None:
+            return None
+        form, own = runtimes.RUNTIMES[name], formats.format_of(self.file)
+        if form is None or Path(f"x{formats.find_format(form).suffix}").suffix != self.file.suffix:
+            return f"{name} does not play files that end in {self.file.suffix}"
+        if own in (asked or ()) and name not in (own, "coral"):
+            return f"by {own} it is the same"
+        return None
 
 
 @dataclass(frozen=True)
@@ -75,6 +93,8 @@ class Measured:
     export_s: float | None = None
     result: Result | None = None
     skipped: str | None = None
+    failed: bool = False  # when it was measured: `skipped` says why
+    video: Path | None = None
     times: Path | None = None  # lines of STEP_COLUMNS
     info: Path | None = None
     ms: Array = field(default_factory=lambda: np.empty(0))
@@ -103,7 +123,7 @@ def find(target: str, game: str | None, registry: str = DEFAULT_REGISTRY, change
             f"{policy.game.name} is a declared game: it cannot be simulated. Name one that can, with the same spaces: "
             "--game ID"
         )
-    return Model(_name(target), policy.game, policy)
+    return Model(_name(target), policy.game, policy, run=_rllib_run(target))
 
 
 def _name(target: str) -> str:
@@ -114,6 +134,16 @@ def _name(target: str) -> str:
         return target
     run, which = found
     return run.path.resolve().name + (f"@{which}" if which else "")
+
+
+def _rllib_run(target: str) -> str | None:
+    from sparring.runs.run import find_run
+    from sparring.training.choose import RLLIB
+
+    found = find_run(target)
+    if found is None or not found[0].experiment.name.startswith(RLLIB):
+        return None
+    return target if found[1] != "best" and found[0].checkpoints() else None
 
 
 def _of_game(policy: Policy, game: Game, changes: Sequence[str]) -> Policy:
@@ -134,74 +164,87 @@ def _changed(game: Game, changes: Sequence[str]) -> Game:
 
 def measure_all(
     models: Sequence[Model],
-    asked: Sequence[str],
+    asked: Sequence[str] | None,
     settings: InferenceSettings,
     folder: Path,
     on_progress: Callable[[str], object] = lambda words: None,
 ) -> list[Measured]:
-    """One after the other. What a format cannot hold is skipped, and says why; all else that fails ends it.
+    """All is looked at, exported and, where others made it, tried before the first measurement. What a runtime does
+    not play is skipped, and says why; so does what fails later.
 
-    :param folder: For the lines and observations of each.
+    :param asked: Names of runtimes; None: what is usual for each model.
+    :param folder: For all files of the measurements.
+    :raises InputError: something is wrong with what was asked, or nothing of it can be measured.
     """
     if any(model.policy is not None and "coral" in model.runtimes(asked) for model in models):
         edge_tpu.require_compiler()
+    if settings.meter is not None:
+        Meter(settings.meter).close()
     found: list[Measured] = []
+    orders: list[tuple[Measured, Order]] = []
     for model in models:
-        names = model.runtimes(asked)
-        if not names:
-            raise InputError(f"{model.name}: --runtime {','.join(asked)} has none that plays such a file")
-        for name in names:
-            each = Measured(model, name)
-            number = len(found)
+        given = Given(on_progress=on_progress)
+        for name in model.runtimes(asked):
+            found.append(each := Measured(model, name, skipped=model.refusal(name, asked)))
+            if each.skipped is not None:
+                continue
+            out = folder / f"{len(found)}"
+            out.mkdir()
             try:
-                with tempfile.TemporaryDirectory() as files:
-                    order = _order(each, settings, Path(files), folder / f"{number}", on_progress)
-                    on_progress(f"{model.name} by {name}")
-                    each.result = _run(order, settings, f"{model.name} by {name}", on_progress)
-                each.times = Path(order.times)
-                each.info = None if order.info is None else Path(order.info)
-                _read(each)
+                given = _calibrated(model, name, given, settings)
+                orders.append((each, _order(each, given, settings, out)))
             except Unrenderable as error:
                 each.skipped = str(error)
-            found.append(each)
+    if not orders:
+        raise InputError("nothing to measure: " + "; ".join(str(each.skipped) for each in found))
+    for each, order in orders:
+        _try_out(each, order, settings)
+    for each, order in orders:
+        _measure(each, order, settings, on_progress)
     return found
 
 
-def _order(
-    each: Measured, settings: InferenceSettings, files: Path, out: Path, on_progress: Callable[[str], object]
-) -> Order:
-    """With the files that the runtime loads."""
-    import time
+def _calibrated(model: Model, runtime: str, given: Given, settings: InferenceSettings) -> Given:
+    """With observations where the runtime's format asks for some: the same for all formats of a model."""
+    form = runtimes.RUNTIMES[runtime]
+    if model.policy is None or form is None or given.calibration is not None:
+        return given
+    if not getattr(formats.find_format(form), "calibrated", False):
+        return given
+    given.on_progress(f"{model.name}: playing to calibrate {runtime}")
+    play = dataset.played(model.policy.game, model.policy, settings.calibrate, settings.seed).obs
+    return replace(given, calibration=play)
 
+
+def _order(each: Measured, given: Given, settings: InferenceSettings, out: Path) -> Order:
+    """With the files that the runtime loads."""
     model, policy, file = each.model, None, each.model.file
     form = runtimes.RUNTIMES[each.runtime]
     if model.policy is not None:
-        policy = files / "policy.safetensors"
+        policy = out / "policy.safetensors"
         policy.write_bytes(weights.save(model.policy))
         each.file_bytes = policy.stat().st_size
         if form is not None:
+            given.on_progress(f"{model.name}: writing {form}")
             began = time.perf_counter()
-            play = None
-            if getattr(formats.find_format(form), "calibrated", False):
-                on_progress(f"{model.name}: playing to calibrate {each.runtime}")
-                play = dataset.played(model.policy.game, model.policy, settings.calibrate, settings.seed).obs
-            given = Given(calibration=play, on_progress=on_progress)
             made = formats.render(form, model.policy, "policy", given)
             if each.runtime == "coral":
                 (source,) = made.items()
                 made, _ = edge_tpu.compiled(*source) or (made, None)
-            (file,) = formats.write(made, files)[:1]
+            (file,) = formats.write(made, out)[:1]
             each.export_s = time.perf_counter() - began
     if file is not None:
         each.file_bytes = file.stat().st_size
-    video = None
     if settings.videos is not None:
-        video = settings.videos / f"{re.sub(r'[^A-Za-z0-9._@-]', '-', model.name)}-{each.runtime}.mp4"
+        from sparring.runs import video
+
+        video.require(model.game)
     return Order(
         runtime=each.runtime,
         game=model.game.to_json().decode(),
-        times=f"{out}.csv",
+        times=str(out / "times.csv"),
         policy=str(policy) if form is None else None,
+        run=model.run if each.runtime == "rllib" else None,
         file=None if file is None else str(file),
         episodes=settings.episodes,
         steps=settings.steps,
@@ -211,9 +254,34 @@ def _order(
         steady=settings.steady,
         meter=settings.meter,
         estimate=settings.estimate,
-        info=f"{out}.npz" if settings.info else None,
-        video=None if video is None else str(video),
+        info=str(out / "info.npz") if settings.info else None,
+        video=None if settings.videos is None else str(out / video_name(each)),
     )
+
+
+def video_name(each: Measured) -> str:
+    return f"{re.sub(r'[^A-Za-z0-9._@-]', '-', each.model.name)}-{each.runtime}.mp4"
+
+
+def _try_out(each: Measured, order: Order, settings: InferenceSettings) -> None:
+    """An inference by what only its own process may load, since it may end it: files of others."""
+    if each.model.file is not None:
+        few: dict[str, Any] = {"episodes": None, "steps": 1, "warmup": 0, "steady": 0.0, "info": None, "video": None}
+        trial = msgspec.structs.replace(order, **few, meter=None, estimate=False)
+        _run(trial, settings, f"{each.model.name} by {each.runtime}", lambda words: None)
+
+
+def _measure(each: Measured, order: Order, settings: InferenceSettings, on_progress: Callable[[str], object]) -> None:
+    words = f"{each.model.name} by {each.runtime}"
+    on_progress(words)
+    try:
+        each.result = _run(order, settings, words, on_progress)
+    except SparringError as error:  # what else was measured is kept
+        each.skipped, each.failed = f"failed: {error}", True
+        return
+    each.times = Path(order.times)
+    each.info, each.video = (None if path is None else Path(path) for path in (order.info, order.video))
+    _read(each)
 
 
 def _run(order: Order, settings: InferenceSettings, what: str, on_progress: Callable[[str], object]) -> Result:

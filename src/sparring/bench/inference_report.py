@@ -2,6 +2,7 @@
 study, a summary, and pictures."""
 
 import csv
+import os
 import shutil
 import zipfile
 from collections.abc import Iterator, Sequence
@@ -14,7 +15,7 @@ from sparring.bench import study
 from sparring.bench.inference import Measured
 from sparring.bench.timed_play import STEP_COLUMNS
 from sparring.errors import InputError
-from sparring.files import replacing
+from sparring.files import replacing, write_whole
 
 __all__ = ["SUMMARY", "check_output", "rows", "study_rows", "write"]
 
@@ -63,8 +64,12 @@ def check_output(output: Path, info: Path | None, videos: Path | None) -> None:
             probe.unlink()
         except OSError as error:
             raise InputError(f"{path} cannot be written: {error.strerror}") from error
-    if videos is not None and videos.exists() and not videos.is_dir():
-        raise InputError(f"--video-dir {videos} is not a directory")
+    if videos is not None:
+        place = next(each for each in (videos, *videos.absolute().parents) if each.exists())
+        if not place.is_dir():
+            raise InputError(f"--video-dir {videos}: {place} is not a directory")
+        if not os.access(place, os.W_OK):
+            raise InputError(f"--video-dir {videos} cannot be written")
 
 
 def rows(found: Sequence[Measured]) -> list[Cells]:
@@ -110,7 +115,7 @@ def study_rows(found: Sequence[Measured]) -> list[Cells]:
     ]
 
 
-def write(found: Sequence[Measured], output: Path, info: Path | None = None) -> list[Path]:
+def write(found: Sequence[Measured], output: Path, info: Path | None = None, videos: Path | None = None) -> list[Path]:
     """All of it, at the end: each file is there whole or not at all."""
     stem = output.with_suffix("")
     written = [
@@ -120,6 +125,11 @@ def write(found: Sequence[Measured], output: Path, info: Path | None = None) -> 
     ]
     if info is not None:
         written.append(_merge(found, info))
+    filmed = [each.video for each in found if each.video is not None]
+    if videos is not None and filmed:
+        for video in filmed:
+            write_whole(videos / video.name, video.read_bytes(), parents=True)
+            written.append(videos / video.name)
     picture = stem.with_suffix(".png")
     if draw(found, picture):
         written.append(picture)

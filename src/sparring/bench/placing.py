@@ -37,14 +37,14 @@ def cores_of(text: str) -> tuple[int, ...]:
 
 
 def parse_gpus(text: str) -> tuple[int, ...]:
-    """`none`, `all`, `both`, `0` or `0,1`.
+    """`none`, `all` or `both` (all that there are), `0` or `0,1`: as a training's `--gpu` has them.
 
     :raises InputError: that is neither, or the machine lacks one.
     """
     if text == "none":
         return ()
     count = gpus_here()
-    wanted: tuple[int, ...] = (0, 1) if text == "both" else tuple(range(max(count, 1)))
+    wanted = tuple(range(max(count, 1)))
     if text not in ("all", "both"):
         if not re.fullmatch(r"\d{1,4}(,\d{1,4})*", text):
             raise InputError(f"--gpu {text}: write none, all, both, or numbers of GPUs such as 0 or 0,1")

@@ -1,5 +1,5 @@
-"""What a policy can be played with, each behind `export.formats.Runner`. Formats bring their own, JAX and NumPy need no
-file, a Coral Edge TPU is TensorFlow Lite with a delegate."""
+"""What a policy can be played with, each behind `export.formats.Runner`: formats bring their own, JAX, NumPy and
+RLlib need no file, a Coral Edge TPU is TensorFlow Lite with a delegate."""
 
 import ctypes
 import difflib
@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from sparring.errors import InputError
-from sparring.export import formats
+from sparring.export import c_file, formats
 from sparring.export.formats import Runner
 from sparring.export.safetensors_file import PolicyRunner
 from sparring.games import Game
@@ -31,12 +31,15 @@ RUNTIMES: dict[str, str | None] = {
     "coral": "tflite-int8",
     "c": "c",
     "c-int8": "c-int8",
+    "rllib": None,
 }
 EDGE_TPU = "libedgetpu.so.1"
 
 
 def check(names: Sequence[str]) -> None:
     """:raises InputError: one is unknown, named twice, or cannot be had."""
+    if not names:
+        raise InputError(f"--runtime names none: choose some of {', '.join(RUNTIMES)}")
     for name in names:
         if name not in RUNTIMES:
             near = difflib.get_close_matches(name, RUNTIMES, 1)
@@ -47,16 +50,35 @@ def check(names: Sequence[str]) -> None:
             raise InputError(f"runtime {name!r} plays files of the format {form!r}, which this version does not write")
         if name == "coral":
             coral_delegate()
+        if form in ("c", "c-int8"):
+            c_file.compiler()
+        if name == "rllib":
+            _require_rllib()
     if len(set(names)) < len(names):
         raise InputError(f"--runtime names one twice: {','.join(names)}")
 
 
-def open_runner(name: str, game: Game, policy: Policy | None, file: Path | None, threads: int) -> Runner:
+def _require_rllib() -> None:
+    try:
+        import ray.rllib  # noqa: F401
+    except ImportError as error:
+        raise InputError(f"runtime 'rllib' needs RLlib ({error}): pip install 'sparring[rllib]'") from error
+
+
+def open_runner(
+    name: str, game: Game, policy: Policy | None, file: Path | None, threads: int, run: str | None = None
+) -> Runner:
     """Ready to act.
 
     :param policy: For runtimes without a file.
     :param file: Of the runtime's format, or somebody else's.
+    :param run: `RUN@40`, for RLlib.
     """
+    if name == "rllib":
+        from sparring.rllib.runner import RLlibRunner
+
+        assert run is not None
+        return RLlibRunner(run, game, threads)
     if file is None:
         assert policy is not None
         return JaxRunner(policy) if name == "jax" else PolicyRunner(policy)

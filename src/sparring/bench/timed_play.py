@@ -8,7 +8,7 @@ import os
 import time
 import zipfile
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,8 @@ from sparring.export.formats import Runner
 from sparring.games import Game
 from sparring.games.spec import Array
 from sparring.games.vector import Separate
-from sparring.metering.energy import Energy, Estimate, Failed, Nvml, Source, energy_of, open_sources
+from sparring.metering.energy import Energy, energy_of, joules_of
+from sparring.metering.sampler import Sampler
 
 __all__ = ["STEP_COLUMNS", "Order", "Result"]
 
@@ -30,6 +31,8 @@ STEP_COLUMNS = ("episode", "step_time_ms", "steps", "reward", "run_time_ms")
 KEPT = 64  # observations that the steady measurement plays again
 LONGEST = 30_000  # steps of an episode
 SAY_S = 1.0  # between words of progress
+LOOKS_S = 0.25  # between looks at power
+MOST_S = 30.0  # that a look is waited for: a meter's command may take ten
 
 
 class Order(msgspec.Struct, kw_only=True):
@@ -38,6 +41,7 @@ class Order(msgspec.Struct, kw_only=True):
     :param runtime: A key of `runtimes.RUNTIMES`, or of somebody else's file its format.
     :param game: A declaration, as JSON.
     :param policy: A policy.safetensors, for runtimes without a file.
+    :param run: `RUN@40`, for RLlib, which plays its own checkpoints.
     :param file: What the runtime loads.
     :param steady: Seconds of the measurement without the game: rate, CPU, energy.
     :param times: The CSV file to write, a line per inference.
@@ -48,6 +52,7 @@ class Order(msgspec.Struct, kw_only=True):
     game: str
     times: str
     policy: str | None = None
+    run: str | None = None
     file: str | None = None
     episodes: int | None = None
     steps: int | None = None
@@ -169,35 +174,47 @@ def play(order: Order, timed: Timed, game: Game, seen: "deque[Array]") -> tuple[
 
 def steady(timed: Timed, seen: "deque[Array]", order: Order) -> tuple[float, float, Energy | None]:
     """Inferences a second, busy cores, and the energy of 1,000: the observations of the end of the game again and
-    again, nothing else in between."""
+    again, nothing else in between. Power is looked at meanwhile: what was read before the work began does not count."""
     turns: Iterator[Array] = itertools.cycle(list(seen))
-    with_energy = sources(order)
-    act, done = timed.act, 0
-    asked, before = time.perf_counter(), {source.name: source.joules() for source in with_energy}
-    cpu, began = time.process_time(), time.perf_counter()
-    end = began + order.steady
-    while time.perf_counter() < end:
-        for _ in range(10):
-            act(next(turns))
-        done += 10
-    seconds, busy = time.perf_counter() - began, time.process_time() - cpu
-    found = energy_of({source.name: source.joules() - before[source.name] for source in with_energy})
-    part = seconds / max(time.perf_counter() - asked, seconds)  # asking takes CodeCarbon a while
-    for source in with_energy:
-        source.close()
-    energy = None if found is None else Energy(found.joules * part * 1000 / done, found.source)
-    return done / seconds, busy / seconds, energy
+    act, clock = timed.act, time.perf_counter
+
+    def work(over: Callable[[], bool]) -> int:
+        done = 0
+        while not over():
+            for _ in range(10):
+                act(next(turns))
+            done += 10
+        return done
+
+    with contextlib.ExitStack() as held:
+        sampler = sampling(order, held)
+        looks = 0
+        if sampler is not None:
+            limit, looks = clock() + MOST_S, sampler.looks + 2  # one may be under way
+            work(lambda: sampler.looks >= looks or clock() > limit)
+            sampler.take()
+            looks = sampler.looks + 1
+        cpu, began = time.process_time(), clock()
+        end = began + order.steady
+        done = work(lambda: clock() > end and (sampler is None or sampler.looks >= looks or clock() > end + MOST_S))
+        seconds, busy = clock() - began, time.process_time() - cpu
+        found = None if sampler is None else energy_of(joules_of(sampler.take()))
+    if sampler is None or found is None or not sampler.seconds:
+        return done / seconds, busy / seconds, None
+    watts = found.joules / sampler.seconds
+    return done / seconds, busy / seconds, Energy(watts * seconds * 1000 / done, found.source)
 
 
-def sources(order: Order) -> list[Source]:
-    nvml = None
-    with contextlib.suppress(Failed):  # no GPU to ask
-        nvml = Nvml()
-    found = open_sources(order.meter, nvml=nvml)
-    if not found and order.estimate:
-        with contextlib.suppress(Failed):  # none: the result says so
-            found.append(Estimate())
-    return found
+def sampling(order: Order, held: contextlib.ExitStack) -> Sampler | None:
+    """What looks at power in the background, ready; None: nothing here tells."""
+    sampler = held.enter_context(Sampler(LOOKS_S, order.meter, order.estimate, estimate_every=0.0))
+    limit = time.monotonic() + MOST_S
+    while not sampler.looks and time.monotonic() < limit:  # CodeCarbon gets ready with the first one
+        time.sleep(0.01)
+    if sampler.sources:
+        return sampler
+    sampler.close()
+    return None
 
 
 def measure(order: Order) -> Result:
@@ -209,7 +226,7 @@ def measure(order: Order) -> Result:
     began = time.perf_counter()
     policy = None if order.policy is None else weights.load(Path(order.policy).read_bytes(), trusted=True)
     file = None if order.file is None else Path(order.file)
-    timed = Timed(open_runner(order.runtime, game, policy, file, order.threads))
+    timed = Timed(open_runner(order.runtime, game, policy, file, order.threads, order.run))
     load_s = time.perf_counter() - began
     envs = Separate(game, 1)
     obs = envs.reset(order.seed)

@@ -102,9 +102,12 @@ def inference(
         ),
     ],
     runtime: Annotated[
-        str,
-        typer.Option(help="Some of jax, numpy, onnx, onnx-int8, tflite, tflite-int8, coral, c, c-int8, with commas."),
-    ] = "jax,numpy,onnx",
+        str | None,
+        typer.Option(
+            help="Some of jax, numpy, onnx, onnx-int8, tflite, tflite-int8, coral, c, c-int8, rllib, with commas; "
+            "default: jax,numpy,onnx, and a file's own."
+        ),
+    ] = None,
     episodes: Annotated[int | None, typer.Option(min=1, help="Episodes of each; --steps is then ignored.")] = None,
     steps: Annotated[int | None, typer.Option(min=1, help="Inferences of each; default: 1000.")] = None,
     output: Annotated[
@@ -114,9 +117,12 @@ def inference(
     changes: GameOption = None,
     threads: Annotated[int, typer.Option(min=1, help="Threads of each runtime.")] = 1,
     cpu_affinity: Annotated[str | None, typer.Option(metavar="0,1", help="Run on these cores alone.")] = None,
-    gpu: Annotated[str, typer.Option(metavar="none|all|0|0,1", help="GPUs that JAX may use.")] = "none",
+    gpu: Annotated[
+        str,
+        typer.Option(metavar="none|all|both|0|0,1", help="GPUs that JAX may use; all and both: all that there are."),
+    ] = "none",
     warmup: Annotated[int, typer.Option(min=0, help="Inferences before the first that counts.")] = 20,
-    calibrate: Annotated[int, typer.Option(min=1, help="Observations of own play that int8 formats see.")] = 100,
+    calibrate: Annotated[int, typer.Option(min=20, help="Observations of own play that int8 formats see.")] = 100,
     seed: Annotated[int, typer.Option(min=0, help="Of the games.")] = 0,
     meter: Annotated[
         str | None, typer.Option(metavar="COMMAND", help="A power meter: a command that prints watts.")
@@ -137,8 +143,9 @@ def inference(
     from sparring.bench import inference as measuring
     from sparring.bench import inference_report, placing, runtimes
 
-    names = [name.strip() for name in runtime.split(",") if name.strip()]
-    runtimes.check(names)
+    names = None if runtime is None else [name.strip() for name in runtime.split(",") if name.strip()]
+    if names is not None:
+        runtimes.check(names)
     settings = measuring.InferenceSettings(
         episodes=episodes,
         steps=steps or 1000,
@@ -159,9 +166,11 @@ def inference(
         measured = measuring.measure_all(
             found, names, settings, Path(folder), lambda words: status.update(f"{words} …")
         )
-        written = inference_report.write(measured, output, save_info)
+        written = inference_report.write(measured, output, save_info, video_dir)
     _print_inference(measured)
     typer.echo("written: " + ", ".join(str(path) for path in written))
+    if any(each.failed for each in measured):
+        raise typer.Exit(2)
 
 
 def _print_inference(measured: "Sequence[Measured]") -> None:
@@ -193,7 +202,9 @@ def hardware(
     experiments: Annotated[list[Path], typer.Argument(metavar="EXPERIMENT.yaml…", help="What to train: the models.")],
     devices: Annotated[
         str | None,
-        typer.Option(help="GPUs that learn: none, 0, 0+1, both; default: all that there are, and the study's."),
+        typer.Option(
+            help="GPUs that learn: none, 0, 0+1, both (all there are); default: each, and all, and the study's."
+        ),
     ] = None,
     workers: Annotated[str | None, typer.Option(help="Rollout workers; default: 0, 1, 2, 4 … as cores allow.")] = None,
     affinity: Annotated[

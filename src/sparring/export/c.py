@@ -29,6 +29,13 @@ HEAD = """\
 #include <math.h>
 #include <stdint.h>
 #include <stddef.h>
+
+/* GCC makes vectors of a short loop only if it does not unroll it before. */
+#if defined(__GNUC__) && !defined(__clang__) && __GNUC__ >= 8
+#define ROLLED _Pragma("GCC unroll 1")
+#else
+#define ROLLED
+#endif
 """
 
 
@@ -41,7 +48,7 @@ def render(plain: Plain) -> bytes:
     ]
     for i, op in enumerate(tape.ops):
         if op.w is not None:
-            lines += _constant("float", f"w{i}", _by_output(op)) + _constant("float", f"b{i}", op.b)
+            lines += _constant("float", f"w{i}", op.w) + _constant("float", f"b{i}", op.b)
     lines += _tensors(tape, "float")
     lines += [_signature(plain, tape), "{", "    int i;"]
     n, clip = int(np.prod(plain.shape)), plain.clip
@@ -59,7 +66,7 @@ def render_whole(whole: Whole) -> bytes:
     lines += _constant("float", "shift", whole.shift)
     for i, (w, b, scale) in whole.weights.items():
         op = tape.ops[i]
-        lines += _constant("int8_t", f"w{i}", _by_output(op._replace(w=w))) + _constant("int32_t", f"b{i}", b)
+        lines += _constant("int8_t", f"w{i}", w) + _constant("int32_t", f"b{i}", b)
         ratio = whole.forms[op.inputs[0]].scale * scale / whole.forms[op.output].scale
         lines += _constant("float", f"m{i}", ratio)
     lines += [*_tensors(tape, "int8_t"), WHOLE, _signature(plain, tape), "{", "    int i;"]
@@ -92,6 +99,8 @@ def _head(plain: Plain, tape: Tape, kind: str) -> str:
     ) + BETWEEN * ((plain.clip is not None and kind == "floats") or isinstance(action, Box))  # fmt: skip
 
 
+TILE = 64  # outputs that are summed up together: as many sums as a large processor's registers hold
+
 BETWEEN = """
 static float between(float x, float low, float high)
 {
@@ -114,12 +123,6 @@ def _signature(plain: Plain, tape: Tape) -> str:
         made = "double"
     value = ", float *value" if "value" in tape.outputs else ""
     return f"void policy_act(const {kind} *obs, {made} *action, float *outputs{value})"
-
-
-def _by_output(op: Op) -> Array:
-    """Weights of one output after the other."""
-    assert op.w is not None
-    return op.w.transpose((1, 0) if op.kind == "dense" else (3, 0, 1, 2))
 
 
 def _constant(kind: str, name: str, array: Array | None) -> list[str]:
@@ -171,9 +174,9 @@ def _float_op(tape: Tape, i: int, op: Op) -> list[str]:
     x = f"{given[0]}[i]"
     match op.kind:
         case "dense":
-            return _dense(tape, i, op, given[0], "float", f"b{_index(op, 'b', i)}", "sum")
+            return _dense(tape, i, op, given[0], "float", f"b{_index(op, 'b', i)}", "sum[q]")
         case "conv":
-            return _conv(tape, i, op, given[0], "float", f"b{_index(op, 'b', i)}", "sum")
+            return _conv(tape, i, op, given[0], "float", f"b{_index(op, 'b', i)}", "sum[q]")
         case "reshape":
             return []
         case "relu":
@@ -190,25 +193,40 @@ def _float_op(tape: Tape, i: int, op: Op) -> list[str]:
             return [f"{out}[0] = 1.0f / sqrtf({given[0]}[0]);"]
 
 
-def _index(op: Op, letter: str, i: int, index: str = "o") -> str:
+def _index(op: Op, letter: str, i: int, index: str = "o + q") -> str:
     array = {"b": op.b}[letter]
     assert array is not None
     return f"{i}[0]" if _few(array).size == 1 else f"{i}[{index}]"
 
 
 def _dense(tape: Tape, i: int, op: Op, x: str, kind: str, bias: str, result: str, zero: str = "") -> list[str]:
+    """As a convolution whose kernel is all that there is."""
     n, size = int(np.prod(tape.shapes[op.inputs[0]])), int(np.prod(tape.shapes[op.output]))
-    w = f"w{i}[o * {n} + k]" if _few(_by_output(op)).size > 1 else f"w{i}[0]"
-    return [
-        "{",
-        "    int o, k;",
-        f"    for (o = 0; o < {size}; o++) {{",
-        f"        {kind} sum = {bias};",
-        f"        for (k = 0; k < {n}; k++) sum += {_term(x + '[k]', w, zero)};",
-        f"        t{op.output}[o] = {_relu(op, result, kind)};",
-        "    }",
-        "}",
-    ]
+    body = [f"for (j = 0; j < {n}; j++)", f"    {_sums(i, op, size, f'{x}[j]', zero, f'j * {size}')}"]
+    return ["{", "    int o, j, q;", *_tiles(op, size, kind, bias, body, f"t{op.output}[o + q]", result), "}"]
+
+
+def _tiles(op: Op, size: int, kind: str, bias: str, body: list[str], out: str, result: str) -> list[str]:
+    """Some outputs at a time: their sums stay in registers, and one input serves all of them. The last ones are
+    computed twice where their number does not come out even."""
+    tile, each = min(size, TILE), _each(size, kind != "float")
+    lines = [f"for (o = 0; o < {size}; o += {tile}) {{"]
+    if size % tile:
+        lines.append(f"    if (o > {size - tile}) o = {size - tile};")
+    lines += [f"    {kind} sum[{tile}];", f"    {each} sum[q] = {bias};", *(f"    {line}" for line in body)]
+    lines += [f"    {each} {out} = {_relu(op, result, kind)};", "}"]
+    return [f"    {line}" for line in lines]
+
+
+def _each(size: int, whole: bool) -> str:
+    """Of whole numbers GCC makes more when it unrolls."""
+    return f"{'' if whole else 'ROLLED '}for (q = 0; q < {min(size, TILE)}; q++)"
+
+
+def _sums(i: int, op: Op, size: int, x: str, zero: str, start: str) -> str:
+    assert op.w is not None
+    w = f"w{i}[{start} + o + q]" if _few(op.w).size > 1 else f"w{i}[0]"
+    return f"{_each(size, bool(zero))} sum[q] += {_term(x, w, zero)};"
 
 
 def _term(x: str, w: str, zero: str) -> str:
@@ -220,28 +238,29 @@ def _relu(op: Op, result: str, kind: str) -> str:
 
 
 def _conv(tape: Tape, i: int, op: Op, x: str, kind: str, bias: str, result: str, zero: str = "") -> list[str]:
-    """Rows, columns, filters; then rows and columns of the kernel that lie within the image, and channels."""
+    """Rows and columns; filters; then the rows of the kernel that lie within the image, each a run of numbers."""
     (h, width, channels), (rows, columns, filters) = tape.shapes[op.inputs[0]], tape.shapes[op.output]
     assert op.w is not None
     k, s = len(op.w), op.stride
-    w = f"w{i}[((o * {k} + a) * {k} + b) * {channels} + c]" if _few(_by_output(op)).size > 1 else f"w{i}[0]"
     top, left = op.pads[0][0], op.pads[1][0]
+    body = [
+        f"for (a = 0; a < {k}; a++) {{",
+        f"    const int row = y * {s} + a - {top};",
+        f"    if (row < 0 || row >= {h}) continue;",
+        "    for (j = first; j < last; j++)",
+        "        " + _sums(i, op, filters, f"{x}[(row * {width} + x * {s} - {left}) * {channels} + j]", zero,
+                           f"(a * {k * channels} + j) * {filters}"),
+        "}",
+    ]  # fmt: skip
+    out = f"t{op.output}[(y * {columns} + x) * {filters} + o + q]"
     return [
         "{",
-        "    int y, x, o, a, b, c;",
-        f"    for (y = 0; y < {rows}; y++) for (x = 0; x < {columns}; x++) for (o = 0; o < {filters}; o++) {{",
-        f"        {kind} sum = {bias};",
-        f"        for (a = 0; a < {k}; a++) {{",
-        f"            const int row = y * {s} + a - {top};",
-        f"            if (row < 0 || row >= {h}) continue;",
-        f"            for (b = 0; b < {k}; b++) {{",
-        f"                const int column = x * {s} + b - {left};",
-        f"                if (column < 0 || column >= {width}) continue;",
-        f"                for (c = 0; c < {channels}; c++)",
-        f"                    sum += {_term(f'{x}[(row * {width} + column) * {channels} + c]', w, zero)};",
-        "            }",
-        "        }",
-        f"        t{op.output}[(y * {columns} + x) * {filters} + o] = {_relu(op, result, kind)};",
+        "    int y, x, o, a, j, q;",
+        f"    for (y = 0; y < {rows}; y++) for (x = 0; x < {columns}; x++) {{",
+        f"        const int first = x * {s} < {left} ? ({left} - x * {s}) * {channels} : 0;",
+        f"        const int beyond = x * {s} - {left} + {k} - {width};",
+        f"        const int last = ({k} - (beyond > 0 ? beyond : 0)) * {channels};",
+        *(f"    {line}" for line in _tiles(op, filters, kind, bias, body, out, result)),
         "    }",
         "}",
     ]
@@ -259,9 +278,9 @@ def _whole_op(whole: Whole, i: int, op: Op) -> list[str]:
     each = f"for (i = 0; i < {size}; i++) {out}[i] ="
     if op.w is not None:
         made = whole.weights[i]
-        bias = f"b{i}[0]" if _few(made.b).size == 1 else f"b{i}[o]"
-        ratio = f"m{i}[0]" if _few(made.scale).size == 1 else f"m{i}[o]"
-        result = f"(float)sum * {ratio}"
+        bias = f"b{i}[0]" if _few(made.b).size == 1 else f"b{i}[o + q]"
+        ratio = f"m{i}[0]" if _few(made.scale).size == 1 else f"m{i}[o + q]"
+        result = f"(float)sum[q] * {ratio}"
         result = f"whole(({result} > 0.0f ? {result} : 0.0f) + {zero})" if op.relu else f"whole({result} + {zero})"
         small = op._replace(w=made.w)
         less = f" - ({forms[op.inputs[0]].zero})"

@@ -18,7 +18,7 @@ from sparring.networks.plain import Plain, Value, pixels
 from sparring.networks.policy import Policy
 from sparring.networks.spec import action_size
 
-__all__ = ["C", "CInt8"]
+__all__ = ["C", "CInt8", "compiler"]
 
 FLAGS = ("-std=c99", "-Wall", "-Wextra", "-Werror", "-O3", "-march=native", "-fPIC", "-shared")
 FAST = ("-fno-math-errno", "-fno-trapping-math", "-fno-signed-zeros", "-fassociative-math")  # sums in any order
@@ -84,14 +84,22 @@ class CRunner:
         return float(self._value[0]) if self._has_value else None
 
 
-def _compiled(path: Path) -> ctypes.CDLL:
-    compiler = shutil.which("gcc") or shutil.which("cc")
-    if compiler is None:
+def compiler() -> str:
+    """:raises NotInstalled: there is none."""
+    found = shutil.which("gcc") or shutil.which("cc")
+    if found is None:
         raise NotInstalled("there is no C compiler here to try the file with: install gcc")
+    return found
+
+
+def _compiled(path: Path) -> ctypes.CDLL:
     with tempfile.TemporaryDirectory() as folder:  # a library stays loaded when its file is gone
         library = Path(folder) / "policy.so"
         done = subprocess.run(
-            [compiler, *FLAGS, *FAST, "-o", str(library), str(path), "-lm"], capture_output=True, text=True, check=False
+            [compiler(), *FLAGS, *FAST, "-o", str(library), str(path), "-lm"],
+            capture_output=True,
+            text=True,
+            check=False,
         )
         if done.returncode:
             raise InputError(f"{path} does not compile: {done.stderr.strip()[-1000:]}")

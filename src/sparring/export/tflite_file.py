@@ -69,11 +69,14 @@ class TFLiteRunner:
         if self._whole:
             shape = tuple(given["shape"][1:])
             self._factor, self._shift = (_of_shape(about[key], shape) for key in ("factor", "shift"))
+            self._as_bytes = (self._factor.tolist(), self._shift.tolist()) == ([1.0], [-128.0])
 
     def prepare(self, obs: Array) -> Array:
         x = pixels(self._game, obs)
         if not self._whole:
             return x
+        if self._as_bytes and x.dtype == np.uint8:
+            return (x ^ 128).view(np.int8)  # 128 less, without the way through floats: most of a small network's time
         return into(x, self._factor, self._shift)
 
     def run(self, ready: Array) -> Array:
@@ -82,6 +85,8 @@ class TFLiteRunner:
         return self._get(self._places[self._first])
 
     def action(self, found: Array) -> Array:
+        if self._first == "outputs" and self._bound == "argmax":
+            return decide(self._game, found, "argmax")  # the largest is so in whole numbers, too
         if self._first == "outputs":
             return decide(self._game, self._floats("outputs", found), self._bound)
         return found.astype(self._game.action.element.base).reshape(1, *self._game.action.element.shape)

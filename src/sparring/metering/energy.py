@@ -6,7 +6,7 @@ import logging
 import math
 import subprocess
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
@@ -26,6 +26,7 @@ __all__ = [
     "Rapl",
     "Source",
     "energy_of",
+    "joules_of",
     "open_sources",
 ]
 
@@ -71,6 +72,11 @@ def energy_of(joules: dict[str, float]) -> Energy | None:
     if parts:
         return Energy(sum(joules[name] for name in parts), " + ".join(SOURCES[name] for name in parts))
     return Energy(joules["estimate"], SOURCES["estimate"]) if "estimate" in joules else None
+
+
+def joules_of(row: Mapping[str, float]) -> dict[str, float]:
+    """By source, of what a sampler noted: `energy/meter_j` is the meter's."""
+    return {name: row[column] for name in SOURCES if (column := f"energy/{name}_j") in row}
 
 
 def open_sources(meter: str | None = None, powercap: Path = POWERCAP, nvml: "Nvml | None" = None) -> list[Source]:

@@ -128,6 +128,9 @@ class Sampler:
         self._sums: dict[str, tuple[float, int]] = {}  # of looks since the last `take`, and how many they were
         self._joules: dict[str, float] = {}
         self._read: dict[str, float] = {}
+        self.looks = 0
+        self.seconds = 0.0  # between the looks whose joules the last `take` gave
+        self._looked = self._taken = time.monotonic()
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="metering", daemon=True)
 
@@ -143,6 +146,7 @@ class Sampler:
         with self._lock:
             sums, self._sums = self._sums, {}
             joules, self._joules = self._joules, {}
+            self.seconds, self._taken = self._looked - self._taken, self._looked
         row = {name: sums[name][0] / sums[name][1] for name in USAGE if name in sums}
         return row | {f"energy/{name}_j": each for name, each in joules.items()}
 
@@ -187,7 +191,8 @@ class Sampler:
                 self._sums[name] = total + value, count + 1
             for name, joules in counted.items():
                 self._joules[name] = self._joules.get(name, 0.0) + joules - self._read.get(name, 0.0)
-        self._read |= counted
+            self._read |= counted
+            self._looked, self.looks = time.monotonic(), self.looks + 1
 
     def _estimate_due(self) -> bool:
         now = time.monotonic()

@@ -161,8 +161,8 @@ def decide(game: Game, out: Array, bound: str) -> Array:
         unit = np.tanh(out) if bound == "tanh" else np.clip(out, s.unit_low, s.unit_high)
         game_numbers = np.clip(s.centre + s.half * unit.astype(action.dtype), s.low, s.high)
         return game_numbers.reshape(len(out), *action.shape)
+    if isinstance(action, Discrete):
+        return (out.argmax(-1) + action.start).astype("<i4")
+    assert isinstance(action, MultiDiscrete)
     parts = np.split(out, np.cumsum(choices(action))[:-1], -1)
-    if isinstance(action, MultiDiscrete):
-        return np.stack([part.argmax(-1) for part in parts], -1).astype("<i4")
-    assert isinstance(action, Discrete)
-    return (parts[0].argmax(-1) + action.start).astype("<i4")
+    return np.stack([part.argmax(-1) for part in parts], -1).astype("<i4")

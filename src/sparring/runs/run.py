@@ -114,6 +114,14 @@ class Run:
             raise none
         return found
 
+    def state(self, which: str = "last") -> tuple[dict[str, Any], dict[str, Any]]:
+        """What a training would go on from: arrays, and what else there is.
+
+        :param which: As of `policy`, but for `best`, which is a policy alone.
+        :raises InputError: it is not kept.
+        """
+        return self._load(str(int(self.checkpoints()[-1].name)) if which == "last" and self.checkpoints() else which)
+
     def _refusal(self, which: str, error: Exception) -> InputError:
         kept = ", ".join(each for each in self.kept() if each != which) or "nothing else"
         return InputError(f"{self.path}@{which}: {error}; kept: {kept}")

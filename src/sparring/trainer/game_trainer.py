@@ -25,6 +25,7 @@ from sparring.runs import checkpoint
 from sparring.store import Store
 from sparring.store.lineage import Lineage
 from sparring.trainer import culprits, warm
+from sparring.trainer.costs import Costs
 from sparring.trainer.interrupt import StopRequested, stopping
 from sparring.trainer.promotion import Promotion
 from sparring.trainer.settings import Settings, algorithm_name
@@ -66,7 +67,9 @@ class GameTrainer:
         settings: Settings,
         discard: Discard | None = None,
         play: Lineage | None = None,
+        costs: Costs | None = None,
     ) -> None:
+        self.costs = costs or Costs()
         self.store, self.registry, self.directory, self.game, self.settings = store, registry, directory, game, settings
         self.discard = discard or store.discard
         self.play = play or Lineage(store, game)
@@ -408,6 +411,7 @@ class GameTrainer:
             RETURN: self.promotion.evaluation,
             "exploration": self.learner.exploration,
             **self.learner.metrics,
+            **self.costs.now(),
         }
         path = self.directory / "metrics.jsonl"
         try:
@@ -448,6 +452,7 @@ class GameTrainer:
             gathered=gathered,
             needed=needed,
             metrics={name: value for name, value in learner.metrics.items() if math.isfinite(value)},
+            costs=self.costs.now(),
         )
 
     def _unfit(self) -> str:

@@ -27,6 +27,7 @@ from sparring.store import Store, StoreAway, is_file, open_store
 from sparring.store.family import Family
 from sparring.store.lineage import Lineage
 from sparring.store.profile import Origin, Profile
+from sparring.trainer.costs import Costs, open_sampler
 from sparring.trainer.game_trainer import GameTrainer, Replaced, Settings, algorithm_name, write_status
 from sparring.trainer.interrupt import StopRequested, catch_signals, stopping, wait
 from sparring.trainer.settings import for_game, learned_alike
@@ -84,9 +85,17 @@ class Roster:
     """All games of a store, and whose turn it is."""
 
     def __init__(
-        self, data: Path, store: Store, registry: Registry, settings: Settings, address: str, hung: bool = False
+        self,
+        data: Path,
+        store: Store,
+        registry: Registry,
+        settings: Settings,
+        address: str,
+        hung: bool = False,
+        costs: Costs | None = None,
     ) -> None:
         """`hung`: the trainer before this one was killed because it gave no sign of life."""
+        self.costs = costs or Costs()
         self.data, self.store, self.registry, self.settings, self.address = data, store, registry, settings, address
         self.hung = hung
         self.places: dict[str, RosterPlace] = {}
@@ -261,7 +270,7 @@ class Roster:
             self._mark(place)
             settings = self._within_memory(place.settings)
             place.trainer = GameTrainer(
-                self.store, self.registry, place.directory, place.game, settings, self._discard, place.play
+                self.store, self.registry, place.directory, place.game, settings, self._discard, place.play, self.costs
             )
         except (StoreAway, StopRequested):
             raise
@@ -386,8 +395,9 @@ def run(
             return
         heartbeat.beat()
         wait(POLL)
-    with contextlib.closing(open_store(address, readonly=True)) as store:
-        roster = Roster(data, store, Registry(registry or data / "registry"), settings, address, hung)
+    with contextlib.closing(open_store(address, readonly=True)) as store, open_sampler() as sampler:
+        models = Registry(registry or data / "registry")
+        roster = Roster(data, store, models, settings, address, hung, Costs(sampler))
         try:
             while not over():
                 heartbeat.beat()
