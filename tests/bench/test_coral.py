@@ -106,7 +106,8 @@ def test_a_compiled_file_is_played(policy: Policy, tmp_path: Path) -> None:
     assert rows["p.int8.tflite"].edge_tpu is not None
     path, plain = tmp_path / "p.int8_edgetpu.tflite", tmp_path / "p.int8.tflite"
     model = inference.Model("theirs", policy.game, file=path)
-    assert model.runtimes(["coral", "onnx"]) == ["coral"]
+    asked = ["coral", "onnx"]
+    assert [model.refusal(name, asked) is None for name in asked] == [True, False]
     runner, other = runtimes.open_runner("coral", policy.game, None, path, 1), formats.load(plain, policy.game)
     for obs in np.random.default_rng(0).standard_normal((20, 1, 4), np.float32):
         found, expected = (each.outputs(each.run(each.prepare(obs))) for each in (runner, other))
