@@ -1,6 +1,7 @@
 """The commands about runs, as a person would use them."""
 
 import json
+import shutil
 import struct
 import sys
 from contextlib import closing
@@ -18,7 +19,7 @@ from sparring.cli import training as commands
 from sparring.cli.publishing import publish
 from sparring.edge import exporter
 from sparring.errors import InputError
-from sparring.experiment import Checkpoints, Evaluation, Experiment, Rollout, Stop
+from sparring.experiment import Checkpoints, Evaluation, Experiment, Rollout, Stop, write
 from sparring.export import formats
 from sparring.games import Box, Discrete, catalog
 from sparring.registry.registry import Registry
@@ -321,6 +322,21 @@ def test_plot_writes_a_figure(run, tmp_path, kind):
     out = tmp_path / f"figure.{kind}"
     call("plot", run.path, run.path.with_name("seed-2"), "--out", out)
     assert out.stat().st_size > 5000
+
+
+def test_curves_have_the_shortest_names_that_differ(run, tmp_path):
+    """A game's settings and whole paths would leave no room for the curves."""
+    copies = [tmp_path / "one" / "run", tmp_path / "other" / "run", tmp_path / "third"]
+    found = []
+    for number, copy in enumerate(copies):
+        shutil.copytree(run.path, copy)
+        experiment = replace(run.experiment, game={"id": run.experiment.game_id}, iteration=number + 1)
+        write(copy / "experiment.yaml", experiment)
+        found.append(Run(copy))
+    name = f"{run.experiment.name} {run.experiment.game_id}"
+    assert list(groups([run])) == [name]
+    assert list(groups([run, found[2]])) == [f"{name}, {run.path.name}", f"{name}, third"]
+    assert list(groups(found[:2])) == [f"{name}, {copy}" for copy in copies[:2]]
 
 
 def test_runs_of_one_experiment_are_one_curve(run):

@@ -74,3 +74,14 @@ def test_it_can_be_turned_off_and_on_again(tmp_path):
     changes = ["metering.every=0.01", "metering.estimate=false", "stop.iterations=4"]
     rows = loop.resume(tmp_path / "run", changes).rows()
     assert [row for row in rows if "usage/cpu" in row]
+
+
+def test_power_is_of_the_time_in_which_it_was_counted():
+    """An evaluation's joules are in the row that it belongs to, whose time is from before it."""
+    rows = [{"time/total_s": float(i), "energy/meter_j": 30.0} for i in range(5)]
+    rows += [{"time/total_s": 5.0, "time/evaluate_s": 100.0, "energy/meter_j": 3030.0}]
+    rows += [{"time/total_s": 106.0, "energy/meter_j": 30.0}]
+    found = plot._watts(rows, "energy/meter_j")
+    assert found[-1][0] == 106.0
+    assert {watts for _, watts in found} == {30.0}
+    assert plot._watts([], "energy/meter_j") == []

@@ -1,7 +1,6 @@
 """Figures of runs: return by steps and by time, with a confidence band over the seeds of one experiment; where the time
 went; what it cost (CPU, memory, GPUs, power)."""
 
-import itertools
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -78,12 +77,19 @@ def groups(runs: Sequence[Run]) -> dict[str, list[Run]]:
             raise InputError(f"{run.path} has no metrics yet")
         same = msgspec.structs.replace(run.experiment, seed=0, out=None)
         found.setdefault(msgspec.json.encode(same, order="sorted"), []).append(run)
-    names = [f"{members[0].experiment.name} {members[0].experiment.game_words}" for members in found.values()]
-    labels = [
-        f"{name} {members[0].path}" if names.count(name) > 1 else name
-        for name, members in zip(names, found.values(), strict=True)
-    ]
-    return dict(zip(labels, found.values(), strict=True))
+    return dict(zip(_labels([members[0] for members in found.values()]), found.values(), strict=True))
+
+
+def _labels(runs: Sequence[Run]) -> list[str]:
+    """As short as they differ: algorithm and game; with the game's settings, the directory's name or its whole path."""
+    short = [f"{run.experiment.name} {run.experiment.game_id}" for run in runs]
+    longer = (
+        short,
+        [f"{run.experiment.name} {run.experiment.game_words}" for run in runs],
+        [f"{name}, {run.path.name}" for name, run in zip(short, runs, strict=True)],
+        [f"{name}, {run.path}" for name, run in zip(short, runs, strict=True)],
+    )
+    return next((names for names in longer if len(set(names)) == len(runs)), longer[-1])
 
 
 def drawn_return(runs: Sequence[Run]) -> str:
@@ -157,9 +163,20 @@ def _draw_usage(panels: Any, grouped: dict[str, list[Run]], unit: str, seconds: 
 
 
 def _watts(rows: Sequence[Row], name: str) -> list[tuple[float, float]]:
-    """Seconds of the run, and the power since the last row that has joules."""
-    measured = [(row["time/total_s"], row[name]) for row in rows if name in row]
-    return [(at, joules / (at - before)) for (before, _), (at, joules) in itertools.pairwise(measured) if at > before]
+    """Seconds of the run, and the power since the point before; of short iterations several make a point. A row's
+    joules are counted after its evaluation, its time before."""
+    measured = [(row["time/total_s"] + row.get("time/evaluate_s", 0.0), row[name]) for row in rows if name in row]
+    found: list[tuple[float, float]] = []
+    if not measured:
+        return found
+    before, gathered = measured[0][0], 0.0
+    least = (measured[-1][0] - before) / POINTS
+    for at, joules in measured[1:]:
+        gathered += joules
+        if at > before and at - before >= least:
+            found.append((at, gathered / (at - before)))
+            before, gathered = at, 0.0
+    return found
 
 
 def _draw_phases(axes: Any, grouped: dict[str, list[Run]]) -> None:
