@@ -29,7 +29,7 @@ from sparring.runs.run import BEST, NO_POLICY, Best, Run, find_run, is_run, new_
 from sparring.training.choose import trainee_class
 from sparring.training.devices import use_affinity
 from sparring.training.evaluate import LONGEST, play, summary
-from sparring.training.protocol import Trainee
+from sparring.training.protocol import Trainee, require_row
 from sparring.training.stopping import asked_to_stop
 
 __all__ = ["INTERRUPTED", "Interrupted", "Loop", "begin", "reopen", "restore", "resume", "train"]
@@ -360,7 +360,7 @@ class Loop:
     def iterate(self) -> Row:
         began = time.perf_counter()
         steps = self.trainee.steps
-        row = self.trainee.iterate()
+        row = require_row(self.experiment.name, self.trainee.iterate())
         took = time.perf_counter() - began
         self.iteration += 1
         head: Row = {"iteration": self.iteration, "time/total_s": self.seconds, "time/iteration_s": took}
