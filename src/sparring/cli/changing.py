@@ -97,7 +97,7 @@ def settings(
     epilog=examples(
         "sparring change my-game my-game.json",
         "sparring change my-game my-game.json --default shield=0.5 --yes",
-        "sparring change my-game --env MyArena-v0",
+        "sparring change my-game --env LunarLander-v3",
         "sparring change my-game --set game.gravity=-5",
         "sparring change my-game --no-env",
     )
