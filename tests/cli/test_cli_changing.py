@@ -32,6 +32,10 @@ def run(tmp_path: Path, store: MemoryStore, monkeypatch: pytest.MonkeyPatch, com
 def test_a_simulator_and_its_settings(run: Run, store: MemoryStore) -> None:
     code, _, error = run("change", "pole", "--set", "game.sutton_barto_reward=true")
     assert (code, "pole has no simulator to set: name one with --env ID" in error) == (2, True)
+    code, _, error = run("change", "pole", "--set", "shield=0.5")
+    assert (code, "--set shield: only the game can be set here" in error) == (2, True), error
+    code, _, error = run("change", "pole", "pole2.json", "--set", "game.x=1")
+    assert (code, "these do not go together" in error) == (2, True), error
     words = ("change", "pole", "--env", "CartPole-v1", "--set", "game.sutton_barto_reward=true")
     assert run(*words)[:2] == (0, "pole is simulated as CartPole-v1 with sutton_barto_reward=true\n")
     [game] = store.games()
