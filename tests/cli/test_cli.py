@@ -274,12 +274,14 @@ def test_a_data_directory_that_cannot_be_one(run: Callable[..., Result], tmp_pat
 def test_games_that_cannot_be_played(run: Callable[..., Result], nobody: str) -> None:
     for game, message in (
         ("NoSuch-v0", "doesn't exist"),
+        ("arena", "Mock players need a simulator: a game that is only declared is played by its own clients"),
         ("Blackjack-v1", "Tuple spaces"),
         ("no_such:X-v0", "needs no_such: No module named 'no_such'"),
     ):
         got = run("play", game, "--server", nobody, "--episodes", "1")
         assert got.code == 2
         assert message in got.err
+        assert "exist.." not in got.err
 
 
 # Looking at a platform

@@ -28,6 +28,7 @@ from sparring.runs.live_view import Lines, Terminal, remaining, sparkline
 from sparring.runs.plot import curve, drawn_return, groups
 from sparring.runs.run import Run
 from sparring.runs.tensorboard import EventFile
+from sparring.store.profile import GameSettings, Origin, Profile, Revision
 from sparring.store.sqlite import SqliteStore
 from sparring.trainer import warm
 from sparring.trainer.settings import Settings
@@ -240,8 +241,24 @@ def test_publish_says_when_the_algorithm_cannot_learn_from_people(run, tmp_path)
     assert "warning" not in call("publish", run.path, *where, "--game", declared)
     with closing(SqliteStore(tmp_path / "store.db")) as store:
         store.register(cartpole)
-    assert said in call("publish", ppo, *where)
-    assert said not in call("publish", ppo, *where, "--model", "other")  # its trainer does not go on from that
+        assert said in call("publish", ppo, *where)
+        assert said not in call("publish", ppo, *where, "--model", "other")  # its trainer does not go on from that
+        store.revise("CartPole-v1", lambda known: Revision(known.game, Profile(GameSettings(algorithm="dqn"))))
+        assert "warning" not in call("publish", ppo, *where)  # its trainer learns with that, and so from people
+
+
+def test_publish_for_a_declaration_finds_its_generation(run, tmp_path):
+    pole = replace(catalog.load("CartPole-v1"), name="pole", env=None)
+    old = replace(pole, observation=Box((3,)))
+    with closing(SqliteStore(tmp_path / "store.db")) as store:
+        store.register(old)
+        store.register(replace(pole, name="pole.2"))
+        origin = Origin("pole", store.registration("pole"), 2, 0)
+        store.revise("pole.2", lambda known: Revision(known.game, Profile(origin=origin)))
+    declared = tmp_path / "pole.json"
+    declared.write_bytes(pole.to_json())
+    where = ("--registry", tmp_path / "registry")
+    assert call("publish", run.path, *where, "--game", declared).splitlines()[0] == "pole.2/bot/1"
 
 
 def test_every_command_takes_any_policy_that_a_run_keeps(run, tmp_path):

@@ -104,6 +104,20 @@ def test_one_that_lacks_a_method_is_refused_before_it_begins(tmp_path: Path) -> 
     assert trainee_class(experiment(tmp_path, 1)) is CrossEntropy
 
 
+class Short(CrossEntropy):
+    def iterate(self):
+        row = super().iterate()
+        return {key: row[key] for key in row if key not in ("steps", "time/load_s")}
+
+
+def test_a_row_that_lacks_something_is_refused_in_one_line(tmp_path: Path) -> None:
+    short = msgspec.structs.replace(experiment(tmp_path / "run", 1), algorithm={"name": f"{__name__}:Short"})
+    with pytest.raises(
+        InputError, match=r"the row of test_own_trainee:Short has no steps, time/load_s: see sparring\."
+    ):
+        loop.train(short)
+
+
 def test_a_live_trainer_learns_with_algorithms_alone(tmp_path: Path) -> None:
     """It has stored play to learn from, not a game to play."""
     with pytest.raises(InputError, match=r"'outside_trainee:CrossEntropy' is no algorithm"):

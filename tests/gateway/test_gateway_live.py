@@ -524,6 +524,20 @@ def test_trouble_with_one_game_does_not_end_the_streams(
     api.loop.run_until_complete(scenario())
 
 
+def test_the_latest_version_of_the_metrics_is_the_one_that_players_get(
+    api: Api, setup: Setup, random_policy: Callable[..., Policy]
+) -> None:
+    upload(api, fragment(4))
+    setup.registry.publish(random_policy(GAME, (), QValues()), algorithm="dqn", alias=None)
+    text = api.get("/metrics").body.decode()
+    assert "# HELP sparring_latest_version The version that players get (stable)." in text
+    assert "sparring_latest_version{" not in text
+    setup.registry.publish(random_policy(GAME, (), QValues()), algorithm="dqn")
+    setup.registry.publish(random_policy(GAME, (), QValues()), algorithm="dqn", alias=None)
+    (game,) = [f for f in text_string_to_metric_families(api.get("/metrics").body.decode()) if "latest" in f.name]
+    assert [sample.value for sample in game.samples] == [2]
+
+
 def test_metrics(api: Api, setup: Setup, random_policy: Callable[..., Policy]) -> None:
     setup.registry.publish(random_policy(GAME, (), QValues()), algorithm="dqn")
     frag = fragment(4)

@@ -315,7 +315,10 @@ def test_a_trainer_learns_beside_a_version_of_another_head(tmp_path: Path) -> No
     trainer.turn()
     assert trainer.algorithm == "dqn"
     state = trainer.status("training").state
-    assert "learning beside version 1: it has the head" in state
+    assert (
+        "learning beside version 1: its network gives a probability of each action, this algorithm's a value of "
+        in state
+    )
     assert trainer.learner.exploration > 0.5  # it has everything to find out
     assert setup.registry.aliases("larger")["stable"].version == 1
 

@@ -89,6 +89,9 @@ def test_false_ends_the_training_saved_and_resumable(tmp_path, caplog):
     again = sparring.train(experiment(tmp_path / "again"), callbacks=[enough])
     assert len(again.rows()) == 2, "a callback that ended one training ends another when it says so, not at once"
     assert len(sparring.resume(run.path).rows()) == 4
+    assert "stop condition" not in caplog.text
+    sparring.resume(run.path)
+    assert "is at its stop condition stop.iterations (4): raise it with --set stop.iterations=…" in caplog.text
 
 
 def test_stop_from_another_thread(tmp_path):

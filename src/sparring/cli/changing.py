@@ -97,7 +97,7 @@ def settings(
     epilog=examples(
         "sparring change my-game my-game.json",
         "sparring change my-game my-game.json --default shield=0.5 --yes",
-        "sparring change my-game --env MyArena-v0",
+        "sparring change my-game --env LunarLander-v3",
         "sparring change my-game --set game.gravity=-5",
         "sparring change my-game --no-env",
     )
@@ -119,6 +119,11 @@ def change(
 ) -> None:
     """Change a game: its spaces, by a new declaration, or its simulator. Old clients go on with old bots."""
     simulated = env is not None or bool(changes)
+    if file is not None and (simulated or no_env):
+        raise InputError(
+            f"{file} makes a new generation, and --env, --set and --no-env change the simulator of one that is there: "
+            "these do not go together, call one after the other. What an added field is in old play is --default"
+        )
     if (file is not None) + simulated + no_env != 1:
         raise InputError(
             "say what is to change: the file of a new declaration, --env ID, --set game.KEY=VALUE, or --no-env"
@@ -137,6 +142,7 @@ def _set_simulator(server: str, game: str, env: str | None, changes: list[str] |
     from sparring.games import Game
 
     kwargs: dict[str, Any] = {}
+    game_as_set({"id": ""}, changes)  # what is no setting of a simulator is refused before one is looked for
     if env is None:
         known = get(server, Game, "games", game)
         if known.env is None:

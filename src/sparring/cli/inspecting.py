@@ -40,7 +40,7 @@ def games(
                 [
                     (
                         f"{g.name}, {'archived' if g.archived else 'paused'}" if g.paused or g.archived else g.name,
-                        g.env or "declared only",
+                        _simulated(g.env),
                         str(g.players),
                         number(g.steps),
                         "–" if g.latest is None else f"v{g.latest}",
@@ -63,6 +63,13 @@ def games(
     console.print(view(snapshot, server, width=console.width))
     spaces = f"observation: {written(spec.observation)}\naction: {written(spec.action)}"
     console.print(f"{spaces}\nschema: {spec.schema}", highlight=False, markup=False, soft_wrap=True)
+
+
+def _simulated(env: str | None) -> str:
+    """What a module registers is never imported for a client: see games/env_check.py."""
+    if env is None:
+        return "declared only"
+    return f"not simulated ({env})" if ":" in env else env
 
 
 @app.command(epilog=examples("sparring pause my-game", "sparring pause my-game --server http://10.0.0.7:8400"))

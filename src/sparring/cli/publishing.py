@@ -1,7 +1,7 @@
 """`sparring publish`: a run's policy as the next version of a model."""
 
-from collections.abc import Sequence
-from contextlib import closing
+from collections.abc import Iterator, Sequence
+from contextlib import closing, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from sparring.networks.policy import Policy
     from sparring.registry.manifest import Manifest
     from sparring.registry.registry import Registry
+    from sparring.store.protocol import Store
 
 __all__ = ["publish", "publish_run"]
 
@@ -61,17 +62,23 @@ def publish(
         best_one = f"the best evaluated policy: iteration {best.iteration}, return {best.ret:,.1f}"
         typer.echo(f"{best_one} ({run.path}@last is the last one)", err=True)
     if game is not None or _stored_game(manifest.game.name, registry) is not None:
-        _warn_of_people(manifest)
+        _warn_of_people(manifest, registry)
 
 
-def _warn_of_people(manifest: "Manifest") -> None:
-    """The platform's trainer goes on with the algorithm of what was published; not each learns from people."""
+def _warn_of_people(manifest: "Manifest", address: str) -> None:
+    """The platform's trainer goes on with the algorithm of what was published, unless one is set; not each learns from
+    people."""
     from sparring import algorithms
     from sparring.registry.manifest import DEFAULT_MODEL
 
     name, game = manifest.algorithm, manifest.game
     ours = manifest.model == DEFAULT_MODEL and name in algorithms.ALGORITHMS
     if not ours or not algorithms.find(name).on_policy:
+        return
+    with _stored(address) as store:
+        profile = None if store is None else store.profiles().get(game.name)
+    chosen = None if profile is None else profile.settings.algorithm
+    if chosen in algorithms.ALGORITHMS and not algorithms.find(chosen).on_policy:
         return
     other = algorithms.default_for(game)
     typer.echo(
@@ -147,7 +154,8 @@ def _require_same(game: "Game", registry: "Registry") -> None:
     if latest is not None and (why := compatible.difference(game, latest.game)) is not None:
         raise InputError(
             f"not published: {game.name} has versions already, and {why}. Give the game a name of its own for training "
-            "(--set game.name=NAME), or publish for a game with these spaces (--game)"
+            "(--set game.name=NAME), or publish for a game with these spaces (--game NAME): a generation that "
+            f"`sparring change` made is one, such as {game.name}.2"
         )
 
 
@@ -165,11 +173,20 @@ def _other_game(ours: "Game", name: str, registry: "Registry", address: str) -> 
 
 
 def _find_game(name: str, registry: "Registry", address: str) -> "Game":
-    """By its declaration, the registry's newest version of it, or the store beside the registry's directory."""
+    """By its declaration, the registry's newest version of it, or the store beside the registry's directory. A
+    declaration means the generation that has its schema."""
+    import msgspec
+
     from sparring.games import catalog
+    from sparring.store.family import Family
 
     if name.endswith(".json"):
-        return catalog.load(name)
+        declared = catalog.load(name)
+        with _stored(address) as store:
+            there = (
+                None if store is None else Family(store.games(), store.profiles()).find(declared.name, declared.schema)
+            )
+        return declared if there is None else msgspec.structs.replace(declared, name=there.name)
     if (latest := registry.latest(name)) is not None:
         return latest.game
     if (found := _stored_game(name, address)) is not None:
@@ -182,14 +199,24 @@ def _find_game(name: str, registry: "Registry", address: str) -> "Game":
 
 def _stored_game(name: str, address: str) -> "Game | None":
     """As the store beside the registry's directory has it, if there is one."""
-    from sparring.store import is_file, open_store
-
-    store = Path(address).parent / "store.db"
-    if not (is_file(address) and store.is_file()):
-        return None
-    with closing(open_store(str(store), readonly=True)) as opened:
-        if (found := next((game for game in opened.games() if game.name == name), None)) is not None:
+    with _stored(address) as store:
+        if store is None:
+            return None
+        if (found := next((game for game in store.games() if game.name == name), None)) is not None:
             return found
-        if (why := opened.unreadable().get(name)) is not None:
+        if (why := store.unreadable().get(name)) is not None:
             raise InputError(why)
     return None
+
+
+@contextmanager
+def _stored(address: str) -> "Iterator[Store | None]":
+    """The store beside the registry's directory, to read, if there is one."""
+    from sparring.store import is_file, open_store
+
+    path = Path(address).parent / "store.db"
+    if not (is_file(address) and path.is_file()):
+        yield None
+        return
+    with closing(open_store(str(path), readonly=True)) as store:
+        yield store

@@ -25,6 +25,7 @@ from sparring.cli.options import (
 from sparring.errors import InputError
 
 if TYPE_CHECKING:
+    from sparring.games import Game
     from sparring.store.profile import GameSettings
 
 __all__ = ["app"]
@@ -218,7 +219,7 @@ def play(
             progress.update(task, description=text)
 
         summary = mock.play(
-            set_game(game, changes),
+            _simulated(game, changes),
             server,
             players=players,
             episodes=episodes,
@@ -237,6 +238,16 @@ def play(
         f"{summary.episodes} episodes, {number(summary.steps)} steps ({number(summary.steps_per_s)}/s), "
         f"mean return of the newest 20: [bold]{mean}[/]; {summary.stats.uploaded} fragments uploaded"
     )
+
+
+def _simulated(game: str, changes: list[str] | None) -> "Game":
+    from sparring.games.catalog import Unregistered
+
+    try:
+        return set_game(game, changes)
+    except Unregistered as error:
+        why = "Mock players need a simulator: a game that is only declared is played by its own clients"
+        raise InputError(f"{error}. {why}") from error
 
 
 @app.command(epilog=examples("sparring init my-game", "sparring init my-game --out games/my-game.json"))

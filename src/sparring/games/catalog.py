@@ -154,7 +154,7 @@ def _make_known(env_id: str, kwargs: Mapping[str, Keyword], options: dict[str, A
         raise InputError(f"{env_id} does not take {given}: {type(error).__name__}: {error}") from error
     except gymnasium.error.UnregisteredEnv as error:
         own = "" if ":" in env_id else f". A game of your own needs its module's name: module:{env_id}"
-        raise Unregistered(f"cannot make the game {env_id!r}: {error}{own}") from error
+        raise Unregistered(f"cannot make the game {env_id!r}: {str(error).rstrip('.')}{own}") from error
     except (gymnasium.error.Error, ImportError) as error:  # ImportError: a game whose own needs are not installed
         raise InputError(f"cannot make the game {env_id!r}: {error}") from error
 

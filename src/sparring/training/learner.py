@@ -11,7 +11,7 @@ from sparring.games.spec import Array
 from sparring.networks.defaults import describe
 from sparring.networks.functions import Normaliser
 from sparring.networks.policy import Policy
-from sparring.networks.spec import feature_shape
+from sparring.networks.spec import Categorical, Deterministic, Gaussian, Head, QValues, Squashed, feature_shape
 from sparring.runs.checkpoint import flatten, unflatten
 
 __all__ = ["Learner", "another"]
@@ -108,13 +108,28 @@ def another(ours: Policy, theirs: Policy) -> str | None:
     if theirs.game.schema != ours.game.schema:
         return "it plays a game with other observations or actions"
     if theirs.head != ours.head:
-        return f"it has the head {theirs.head}, this algorithm {ours.head}"
+        return f"its network gives {_head_words(theirs.head)}, this algorithm's {_head_words(ours.head)}"
     if theirs.layers != ours.layers:
         return f"its network is {describe(theirs.layers)}, here it is {describe(ours.layers)}"
     shapes = {name: np.shape(x) for name, x in ours.params.items()}
     if shapes != {name: np.shape(x) for name, x in theirs.params.items()}:
         return "its network has other inputs or outputs, or only one of the two normalises observations"
     return None
+
+
+def _head_words(head: Head) -> str:
+    """What a network's last layer says about actions, for people."""
+    match head:
+        case QValues():
+            return "a value of each action" + (", duelling" if head.duelling else "")
+        case Categorical():
+            return "a probability of each action"
+        case Gaussian():
+            return "a mean and a deviation of actions" + (", both by the observation" if head.observed else "")
+        case Squashed():
+            return "a mean and a deviation of actions, squashed into their bounds"
+        case Deterministic():
+            return "one action without a deviation"
 
 
 @jax.jit

@@ -29,7 +29,7 @@ from sparring.runs.run import BEST, NO_POLICY, Best, Run, find_run, is_run, new_
 from sparring.training.choose import trainee_class
 from sparring.training.devices import use_affinity
 from sparring.training.evaluate import LONGEST, play, summary
-from sparring.training.protocol import Trainee
+from sparring.training.protocol import Trainee, require_row
 from sparring.training.stopping import asked_to_stop
 
 __all__ = ["INTERRUPTED", "Interrupted", "Loop", "begin", "reopen", "restore", "resume", "train"]
@@ -284,8 +284,9 @@ class Loop:
         try:
             with asked_to_stop() as asked:
                 self.open()
-                if self.reached():
-                    log.warning("%s is at its stop condition: raise it with --set stop.…", self.directory.path)
+                if reached := self.reached():
+                    words = " and ".join(reached), " ".join(f"--set {each.partition(' ')[0]}=…" for each in reached)
+                    log.warning("%s is at its stop condition %s: raise it with %s", self.directory.path, *words)
                 while not self.done() and not asked.is_set():
                     self.step()
                 self.save()
@@ -360,7 +361,7 @@ class Loop:
     def iterate(self) -> Row:
         began = time.perf_counter()
         steps = self.trainee.steps
-        row = self.trainee.iterate()
+        row = require_row(self.experiment.name, self.trainee.iterate())
         took = time.perf_counter() - began
         self.iteration += 1
         head: Row = {"iteration": self.iteration, "time/total_s": self.seconds, "time/iteration_s": took}
@@ -413,23 +414,23 @@ class Loop:
         return every > 0 and self.iteration % every == 0
 
     def done(self) -> bool:
-        return self.callbacks.stopping or self.reached()
+        return self.callbacks.stopping or bool(self.reached())
 
-    def reached(self) -> bool:
-        """Whether one of the stop conditions holds."""
+    def reached(self) -> list[str]:
+        """The stop conditions that hold, in words."""
         stop, trainee = self.experiment.stop, self.trainee
-        reached = self.evaluation
+        mean = self.evaluation
         if not self.experiment.evaluation.every:
             recent = [ret for ret, _ in trainee.episodes.recent]
-            reached = sum(recent) / len(recent) if len(recent) >= RECENT else None
-        return any(
-            (
-                stop.steps is not None and trainee.steps >= stop.steps,
-                stop.iterations is not None and self.iteration >= stop.iterations,
-                stop.seconds is not None and self.seconds >= stop.seconds,
-                stop.return_ is not None and reached is not None and reached >= stop.return_,
-            )
-        )
+            mean = sum(recent) / len(recent) if len(recent) >= RECENT else None
+        limits: dict[str, tuple[float | None, float | None]] = {
+            "steps": (trainee.steps, stop.steps),
+            "iterations": (self.iteration, stop.iterations),
+            "seconds": (self.seconds, stop.seconds),
+            "return": (mean, stop.return_),
+        }
+        both = ((name, is_, to) for name, (is_, to) in limits.items() if is_ is not None and to is not None)
+        return [f"stop.{name} ({to:,})" for name, is_, to in both if is_ >= to]
 
     def save(self) -> None:
         """A checkpoint, and the policy to play with as it is now. Whoever was killed in between and resumes has the

@@ -1,17 +1,19 @@
 """What the training loop, sweeps and measurements ask of whatever learns in a run: Sparring's own algorithms
-(`trainee.py`, `offline.py`), RLlib's (`rllib/bridge.py`) and `module:Class` alike. `choose.py` decides which it is."""
+(`trainee.py`, `offline.py`), RLlib's (`rllib/bridge.py`) and `module:Class` alike. `choose.py` decides which it is.
+`tests/extensions/outside_trainee.py` is a small one from outside."""
 
 from abc import abstractmethod
 from pathlib import Path
 from typing import Any, Protocol
 
+from sparring.errors import InputError
 from sparring.experiment import Experiment
 from sparring.games import Game
 from sparring.games.spec import Array
 from sparring.networks.policy import Policy
-from sparring.runs.metrics import Episodes, Row
+from sparring.runs.metrics import PHASES, Episodes, Row
 
-__all__ = ["States", "Trainee"]
+__all__ = ["States", "Trainee", "require_row"]
 
 States = list[dict[str, Array] | None]  # of rollout workers, to go on identically; none: it begins anew
 
@@ -19,7 +21,7 @@ States = list[dict[str, Array] | None]  # of rollout workers, to go on identical
 class Trainee(Protocol):
     experiment: Experiment
     game: Game
-    episodes: Episodes
+    episodes: Episodes  # `add` those that ended; `take` makes the row's `episode/…`, which `sparring runs` shows
     steps: int  # of play, since the run began
     updates: int  # of the parameters, since the run began
 
@@ -61,7 +63,10 @@ class Trainee(Protocol):
 
     @abstractmethod
     def iterate(self) -> Row:
-        """One iteration: a row of metrics, the time of each phase (`metrics.PHASES`) among them."""
+        """One iteration: a row of metrics. It needs `steps` and `updates`, both since the run began, and the seconds
+        of each phase: `time/sample_s`, `time/load_s`, `time/learn_s`, `time/update_s`. Such a row is
+        `{"steps": self.steps, "updates": self.updates, **self.episodes.take(), **Phases().take()}`, with a `Phases` of
+        `sparring.runs.metrics` that was kept since the trainee was made."""
 
     @abstractmethod
     def policy(self) -> Policy:
@@ -86,3 +91,13 @@ class Trainee(Protocol):
 
     @abstractmethod
     def close(self) -> None: ...
+
+
+def require_row(name: str, row: Row) -> Row:
+    """Refuses a row without what sinks, sweeps and views read from every one."""
+    needed = ("steps", "updates", *(f"time/{phase}_s" for phase in PHASES))
+    if missing := [key for key in needed if key not in row]:
+        raise InputError(
+            f"the row of {name} has no {', '.join(missing)}: see sparring.training.protocol.Trainee.iterate"
+        )
+    return row

@@ -69,7 +69,7 @@ class _State:
             ),
             gauge("sparring_ingest_in_flight_bytes", "Bytes of request bodies in memory.", self._parts.budget.used),
             gauge("sparring_watchers", "Open event streams.", self._parts.live.watchers),
-            gauge("sparring_latest_version", "Newest published version.", latest),
+            gauge("sparring_latest_version", "The version that players get (stable).", latest),
             gauge("sparring_trainer_lag_fragments", "Fragments stored that the trainer has not taken in.", lags),
             *_play_metrics(rows),
             *self._stream_metrics(),
@@ -103,7 +103,7 @@ class _State:
             }
         for name, (about, value) in counts.items():
             yield counter(f"sparring_stream_{name}", about, value)
-            # The name of version 0.1, which had them as gauges: alerts and charts go on.
+            # The name up to the release 0.1.0, which had them as gauges: alerts and charts go on.
             yield gauge(f"sparring_stream_{name}", f"{about} (Use sparring_stream_{name}_total.)", value)
 
 
