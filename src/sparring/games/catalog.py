@@ -50,10 +50,10 @@ class Unregistered(InputError):
 
 @contextmanager
 def own_fault(name: str, where: str, *but: type[Exception]) -> Iterator[None]:
-    """Whatever the game's own code raises is reported as its `fault`; `but` goes through."""
+    """Whatever the game's own code raises is reported as its `fault`, an exit of the process too; `but` goes through."""
     try:
         yield
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         if isinstance(error, (SparringError, *but)):
             raise
         raise fault(name, where, error) from error
