@@ -68,6 +68,11 @@ def test_the_vector_form_serves_what_it_knows() -> None:
             {"id": "CartPole-v1", "max_episode_steps": {"a": 1}},
             "game.max_episode_steps is {'a': 1}: a setting is a number",
         ),
+        (
+            {"id": "CartPole-v1", "max_episode_steps": float("nan")},
+            "game.max_episode_steps is nan: a setting is finite",
+        ),
+        ({"id": "LunarLander-v3", "gravity": float("-inf")}, "game.gravity is -inf: a setting is finite"),
         ({"gravity": -5}, "game.id is missing"),
         ({"id": "my.json", "gravity": -5}, "as `env_kwargs`"),
         ({"id": "CartPole-v1", "name": "a/b"}, "game name 'a/b'"),
@@ -90,6 +95,12 @@ def test_clients_never_set_files() -> None:
         assert f"env_kwargs has the key '{key}'" in str(env_check.problem(declared))
     declared = msgspec.structs.replace(declared, env_kwargs={"max_episode_steps": 9})
     assert env_check.problem(declared) is None
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), (1.0, float("-inf"))])
+def test_settings_that_json_cannot_keep(value: Any) -> None:
+    with pytest.raises(ValueError, match="env_kwargs: x has to be finite"):
+        Game("g", Box((4,)), Discrete(2), env="CartPole-v1", env_kwargs={"x": value})
 
 
 def test_what_a_simulator_raises_is_one_line_without_control_characters() -> None:
