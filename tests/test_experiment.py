@@ -72,7 +72,9 @@ def test_mistakes_are_named(tmp_path, change, message):
         read(tmp_path / "e.yaml", [change])
 
 
-@pytest.mark.parametrize("text", ["", "- a\n", "just text", "game: [\n", "\x00"])
+@pytest.mark.parametrize(
+    "text", ["", "- a\n", "just text", "game: [\n", "\x00", "[" * 9_999, "a: 2020-99-99", "a: !!bool x"]
+)
 def test_what_is_no_experiment_is_refused(tmp_path, text):
     (tmp_path / "e.yaml").write_text(text)
     with pytest.raises(InputError, match=r"e\.yaml"):

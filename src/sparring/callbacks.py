@@ -167,7 +167,7 @@ def find(name: str) -> Callback:
         return found
     try:
         made = found()
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise InputError(f"callback {name!r} cannot be made: {type(error).__name__}: {error}") from error
     if not isinstance(made, Callback):
         raise InputError(f"callback {name!r} is a {type(made).__name__}: it must be a sparring.Callback")

@@ -334,7 +334,7 @@ def parse_yaml(text: str, where: str) -> Any:
     )
     try:
         return yaml.load(text, YamlLoader)  # a SafeLoader
-    except yaml.YAMLError as error:
+    except (yaml.YAMLError, ValueError, LookupError, AttributeError, RecursionError) as error:  # 2020-99-99
         raise InputError(f"{where} is not valid YAML: {' '.join(str(error).split())}") from error
 
 

@@ -51,7 +51,7 @@ def find(kind: str, name: str, ours: Mapping[str, str]) -> Any:
         sys.path.append(os.getcwd())
     try:
         loaded = importlib.import_module(module)
-    except Exception as error:  # whatever the module does when it is imported
+    except (Exception, SystemExit) as error:  # whatever the module does when it is imported
         raise InputError(f"{kind} {name!r}: cannot import {module!r}: {type(error).__name__}: {error}") from error
     try:
         return getattr(loaded, attribute)

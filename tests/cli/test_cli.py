@@ -185,6 +185,20 @@ def test_bugs_keep_their_stack_trace(monkeypatch: pytest.MonkeyPatch) -> None:
         cli.main()
 
 
+def test_code_from_outside_that_ends_the_process_is_no_success(
+    run: Callable[..., Result], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(cli, "app", lambda **_: sys.exit(0))  # as an algorithm's update would
+    got = run()
+    assert (got.code, "test_cli.py, line" in got.err, "ended the process" in got.err) == (1, True, True)
+    monkeypatch.undo()
+    assert run("--version").code == 0
+    (tmp_path / "leaves_on_import.py").write_text("import sys\nsys.exit(0)\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    got = run("train", "CartPole-v1", "--algorithm", "leaves_on_import:Mine")
+    assert (got.code, "cannot import 'leaves_on_import': SystemExit: 0" in got.err) == (2, True)
+
+
 @pytest.mark.parametrize("words", [("games",), ("games", "X"), ("models", "X"), ("players", "X"), ("games", "--json")])
 def test_a_server_that_is_away(run: Callable[..., Result], nobody: str, words: tuple[str, ...]) -> None:
     got = run(*words, "--server", nobody)

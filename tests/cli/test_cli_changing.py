@@ -45,6 +45,8 @@ def test_a_simulator_and_its_settings(run: Run, store: MemoryStore) -> None:
     for wrong, message in (
         ("game.gravty=3", "CartPole-v1 has no setting game.gravty"),
         ("game.id=Pendulum-v1", "--env ID names another simulator"),
+        ("game.max_episode_steps=.nan", "env_kwargs.max_episode_steps is nan: only finite numbers"),
+        ("game.max_episode_steps=[1, -.inf]", "env_kwargs.max_episode_steps.1 is -inf: only finite numbers"),
         ("algorithm=dqn", "only the game can be set here"),
     ):
         code, _, error = run("change", "pole", "--set", wrong)

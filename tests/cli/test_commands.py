@@ -261,6 +261,13 @@ def test_publish_for_a_declaration_finds_its_generation(run, tmp_path):
     assert call("publish", run.path, *where, "--game", declared).splitlines()[0] == "pole.2/bot/1"
 
 
+def test_why_there_is_no_policy_is_told_whatever_its_bytes(tmp_path):
+    (tmp_path / "experiment.yaml").touch()
+    (tmp_path / "no-policy.txt").write_bytes(b"it has \xff layers")
+    with pytest.raises(InputError, match="no policy to play with: it has \ufffd layers"):
+        Run(tmp_path).policy()
+
+
 def test_every_command_takes_any_policy_that_a_run_keeps(run, tmp_path):
     assert run.kept() == ["last", "best", "4"]
     for which in ("last", "best", "4", "0004"):
@@ -270,7 +277,7 @@ def test_every_command_takes_any_policy_that_a_run_keeps(run, tmp_path):
             InputError, match=r"seed-1@40: there is no checkpoint of iteration 40; kept: last, best, 4$"
         ):
             call(command, f"{run.path}@40", *([tmp_path / "x.mp4"] if command == "record" else []))
-        for which in ("worst", "", "-4"):
+        for which in ("worst", "", "-4", "9" * 100, "9" * 5_000):
             with pytest.raises(InputError, match=r"say last, best or the number .*; kept: last, best, 4$"):
                 call(command, f"{run.path}@{which}", *([tmp_path / "x.mp4"] if command == "record" else []))
     best = run.best()

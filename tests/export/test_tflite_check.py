@@ -169,6 +169,16 @@ def test_a_header_that_lies(good: bytes) -> None:
         tflite_check.check(good[: len(good) // 4], "p")
 
 
+@pytest.mark.parametrize("error", [RecursionError, KeyError, IndexError, ValueError])
+def test_what_its_parts_raise_is_damage(good: bytes, monkeypatch: pytest.MonkeyPatch, error: type[Exception]) -> None:
+    def fails(model: Any) -> None:
+        raise error("deep")
+
+    monkeypatch.setattr(tflite_check, "_about", fails)
+    with pytest.raises(InputError, match=r"damaged TFLite file: .*deep"):
+        tflite_check.check(good, "p")
+
+
 def test_what_is_too_large(good: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tflite_check, "MAX_BYTES", len(good) - 1)
     with pytest.raises(InputError, match="at most"):

@@ -1,7 +1,9 @@
 """What a game is set to: keywords of its constructor, in experiments, declarations, sweeps and every environment."""
 
+import sys
 from typing import Any
 
+import gymnasium
 import msgspec
 import numpy as np
 import pytest
@@ -66,6 +68,11 @@ def test_the_vector_form_serves_what_it_knows() -> None:
             {"id": "CartPole-v1", "max_episode_steps": {"a": 1}},
             "game.max_episode_steps is {'a': 1}: a setting is a number",
         ),
+        (
+            {"id": "CartPole-v1", "max_episode_steps": float("nan")},
+            "game.max_episode_steps is nan: a setting is finite",
+        ),
+        ({"id": "LunarLander-v3", "gravity": float("-inf")}, "game.gravity is -inf: a setting is finite"),
         ({"gravity": -5}, "game.id is missing"),
         ({"id": "my.json", "gravity": -5}, "as `env_kwargs`"),
         ({"id": "CartPole-v1", "name": "a/b"}, "game name 'a/b'"),
@@ -83,10 +90,27 @@ def test_refusals(written: dict[str, Any], reason: str) -> None:
 def test_clients_never_set_files() -> None:
     declared = msgspec.structs.replace(load("CartPole-v1"), env_kwargs={"xml_file": "/etc/passwd"})
     assert "a file is never read for a client" in str(env_check.problem(declared))
-    declared = msgspec.structs.replace(declared, env_kwargs={"id": "LunarLander-v3"})
-    assert env_check.problem(declared) is None or "no setting" in str(env_check.problem(declared))
+    for key in ("id", "name"):  # of the mapping that is loaded
+        declared = msgspec.structs.replace(declared, env_kwargs={key: "LunarLander-v3"})
+        assert f"env_kwargs has the key '{key}'" in str(env_check.problem(declared))
     declared = msgspec.structs.replace(declared, env_kwargs={"max_episode_steps": 9})
     assert env_check.problem(declared) is None
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), (1.0, float("-inf"))])
+def test_settings_that_json_cannot_keep(value: Any) -> None:
+    with pytest.raises(ValueError, match="env_kwargs: x has to be finite"):
+        Game("g", Box((4,)), Discrete(2), env="CartPole-v1", env_kwargs={"x": value})
+
+
+def test_what_a_simulator_raises_is_one_line_without_control_characters() -> None:
+    assert env_check.line(RuntimeError("boom\n\0{x} \x1b[31mred")) == "RuntimeError: �{x} �[31mred"
+    gymnasium.register("Exits-v0", entry_point=lambda: sys.exit(0))
+    try:
+        declared = Game("Exits-v0", Box((4,)), Discrete(2), env="Exits-v0")
+        assert "Exits-v0 cannot be made" in str(env_check.problem(declared))
+    finally:
+        gymnasium.registry.pop("Exits-v0")
 
 
 def test_experiments_and_sweeps() -> None:

@@ -1,12 +1,13 @@
 """Environments side by side: never a transition across a reset, and the same again from a saved state."""
 
+import sys
 from pathlib import Path
 
 import gymnasium
 import numpy as np
 import pytest
 
-from sparring.errors import InputError
+from sparring.errors import GameError, InputError
 from sparring.games import Discrete, Game, catalog, vector
 from sparring.games.vector import Native, Separate, build
 
@@ -217,3 +218,21 @@ def test_games_with_and_without_a_time_limit():
     assert Separate(catalog.load("CartPole-v1"), 1).has_time_limit
     assert not Separate(catalog.load("CliffWalking-v1"), 1).has_time_limit
     assert not Separate(catalog.load("Count-v0"), 1).has_time_limit
+
+
+def test_a_game_that_ends_the_process_is_at_fault() -> None:
+    class Leaves(Count):
+        def step(self, action):  # type: ignore[no-untyped-def]
+            raise SystemExit(0)
+
+    gymnasium.register("Leaves-v0", entry_point=Leaves)
+    try:
+        envs = build(catalog.load("Leaves-v0"), 2)
+        envs.reset(1)
+        with pytest.raises(GameError, match="failed in step: SystemExit: 0"):
+            envs.step(np.zeros(2, np.int64))
+        gymnasium.registry["Leaves-v0"].entry_point = lambda: sys.exit(0)
+        with pytest.raises(GameError, match="failed in its constructor: SystemExit: 0"):
+            catalog.load("Leaves-v0")
+    finally:
+        gymnasium.registry.pop("Leaves-v0")

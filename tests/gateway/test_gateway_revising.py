@@ -1,9 +1,14 @@
 """A game's life over the API: another name, a simulator, archived and back."""
 
+import asyncio
+import contextlib
 import json
+import sys
+from pathlib import Path
 from typing import Any
 
 import msgspec
+import pytest
 from gateway_api import GAME, JSON, MSGPACK, Api, Reply, Setup, fragment, replaced, row
 
 from sparring.experience import wire
@@ -97,3 +102,53 @@ def test_what_a_simulator_is_set_to_is_changed_and_checked_at_once(api: Api, set
     assert "env_kwargs" not in patch(api, "pole", env_kwargs=None).json()
     assert patch(api, "pole", env=None, env_kwargs={"sutton_barto_reward": True}).status == 422
     assert patch(api, "pole", env=None).json()["env"] is None
+
+
+def python(path: Path, monkeypatch: pytest.MonkeyPatch, script: str) -> None:
+    """Simulators are tried by this script, in the place of Python."""
+    path.write_text(f"#!/bin/sh\n{script}\n")
+    path.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(path))
+
+
+@pytest.mark.parametrize("script", ["exit 0", "echo made; exit 0", "kill -9 $$"])
+def test_a_simulator_that_ends_the_process_proves_nothing(
+    api: Api, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: str
+) -> None:
+    api.register(POLE)
+    python(tmp_path / "python", monkeypatch, script)
+    answer = patch(api, "pole", env="CartPole-v1")
+    assert (answer.status, "its process ended with" in answer.json()["detail"]) == (422, True)
+
+
+def test_a_simulator_that_hangs_is_nobody_elses_trouble(
+    api: Api, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its processes end with the request, as when the gateway stops."""
+    api.register(POLE)
+    pids = tmp_path / "pids"
+    python(
+        tmp_path / "python",
+        monkeypatch,
+        f"trap '' TERM; sleep 1000 & echo $$ $! > {pids}.new; mv {pids}.new {pids}; wait",
+    )
+
+    async def ends(pid: str) -> None:
+        with contextlib.suppress(OSError):  # read while it ends
+            while Path(f"/proc/{pid}").exists() and ") Z " not in Path(f"/proc/{pid}/stat").read_text():
+                await asyncio.sleep(0.01)
+
+    async def hang() -> None:
+        body = json.dumps({"env": "CartPole-v1"}).encode()
+        trying = asyncio.ensure_future(api.send("PATCH", "/v1/games/pole", body, JSON))
+        while not pids.exists():
+            await asyncio.sleep(0.01)
+        renamed = await api.send("PATCH", "/v1/games/pole", b'{"name": "stick"}', JSON)
+        assert (renamed.status, trying.done()) == (200, False)
+        trying.cancel()
+        await asyncio.wait([trying])
+        for pid in pids.read_text().split():
+            await ends(pid)
+
+    api.loop.run_until_complete(asyncio.wait_for(hang(), 30))
+    assert names(api) == [GAME.name, "stick"]

@@ -1,5 +1,6 @@
 """Checkpoints: the same bits back, damage noticed, and always one to go on from, whenever the process is killed."""
 
+import hashlib
 import json
 import shutil
 import signal
@@ -169,11 +170,46 @@ def test_the_arrays_of_another_checkpoint_are_refused(path: Path, tmp_path: Path
 
 
 @pytest.mark.parametrize(
-    "text", [b"null", b"[]", b"3", b'"x"', b"{}", b'{"sha256": 1}', b"\xff", b'{"sha256": "", "state_sha256": ""}']
+    "text",
+    [
+        b"null",
+        b"[]",
+        b"3",
+        b'"x"',
+        b"{}",
+        b'{"sha256": 1}',
+        b"\xff",
+        b'{"sha256": "", "state_sha256": ""}',
+        b"[" * 100_000,
+    ],
 )
 def test_a_page_that_is_no_page(path: Path, text: bytes) -> None:
     (path / "checkpoint.json").write_bytes(text)
     with pytest.raises(InputError, match="damaged"):
+        checkpoint.load(path)
+
+
+@pytest.mark.parametrize(
+    ("page", "data", "why"),
+    [
+        ({"format": 1, "meta": {}}, b"", "damaged .state.safetensors"),
+        ({"format": 1, "meta": {}}, b"\xff" * 500, "damaged .state.safetensors"),
+        ({"format": 1, "meta": {}}, None, "damaged .state.safetensors"),
+        ({"format": 1, "meta": []}, b"", "has no meta"),
+        ({"meta": {}}, b"", "has format None"),
+    ],
+)
+def test_a_page_with_the_right_hash_may_be_wrong(
+    path: Path, page: dict[str, Any], data: bytes | None, why: str
+) -> None:
+    if data is None:  # a type that NumPy lacks
+        header = b'{"w":{"dtype":"F8_E4M3","shape":[1],"data_offsets":[0,1]}}'
+        data = len(header).to_bytes(8, "little") + header + b"\0"
+    page = page | {"state_sha256": hashlib.sha256(data).hexdigest()}
+    page["sha256"] = hashlib.sha256(json.dumps(page, sort_keys=True).encode()).hexdigest()
+    (path / "checkpoint.json").write_text(json.dumps(page))
+    (path / "state.safetensors").write_bytes(data)
+    with pytest.raises(InputError, match=why):
         checkpoint.load(path)
 
 

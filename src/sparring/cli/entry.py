@@ -2,6 +2,7 @@
 inside the commands that need them."""
 
 import sys
+import traceback
 from typing import Annotated
 
 from sparring.errors import InputError, SparringError
@@ -153,6 +154,17 @@ def main() -> None:
         _fail(error, 2)
     except (SparringError, OSError) as error:  # OSError: a full disk, a directory that is not ours
         _fail(error, 1)
+    except SystemExit as end:
+        if not end.code and (place := _foreign(end)):
+            _fail(SparringError(f"not done: code in {place} ended the process (SystemExit)"), 1)
+        raise
+
+
+def _foreign(end: SystemExit) -> str | None:
+    """Where code from outside, such as an algorithm or a game, ended the process; none where the command line did."""
+    frame, line = list(traceback.walk_tb(end.__traceback__))[-1]
+    package = str(frame.f_globals.get("__name__")).partition(".")[0]
+    return None if package in ("click", "typer", "sparring") else f"{frame.f_code.co_filename}, line {line}"
 
 
 def _fail(error: Exception, code: int) -> None:

@@ -1,5 +1,6 @@
 """What commands share: options, examples, and asking a platform."""
 
+import math
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
@@ -82,9 +83,20 @@ def get(server: str, kind: Any, *path: str, query: str = "") -> Any:
 
 def change(server: str, method: str, *path: str, body: Any = None, query: str = "") -> Any:
     """A change may take a while: the store removes much in small pieces. `body`: a message, sent as JSON."""
+    if (wrong := _not_finite(msgspec.to_builtins(body))) is not None:
+        raise InputError(f"{wrong}: only finite numbers can be sent, JSON has no NaN and no infinity")
     text, headers = (None, None) if body is None else (msgspec.json.encode(body), {"Content-Type": "application/json"})
     with _asking(server) as connection:
         return connection.request(method, *path, body=text, headers=headers, timeout=600.0, query=query)
+
+
+def _not_finite(body: Any, where: str = "") -> str | None:
+    """Where a message has NaN or an infinity, which JSON would make null of."""
+    if isinstance(body, float) and not math.isfinite(body):
+        return f"{where} is {body}"
+    parts = body.items() if isinstance(body, dict) else enumerate(body) if isinstance(body, (list, tuple)) else ()
+    found = (_not_finite(part, f"{where}.{key}".lstrip(".")) for key, part in parts)
+    return next((wrong for wrong in found if wrong), None)
 
 
 @contextmanager

@@ -101,13 +101,13 @@ def publish_run(
     best = run.best() if which in (None, "best") else None
     if which is None:
         which = "last" if best is None else "best"
+    policy = run.policy(which)  # refuses what is none of its policies
     experiment, rows = run.experiment, run.rows()
     until = best.iteration if best is not None else int(which) if which.isdecimal() else None
     rows = [row for row in rows if until is None or row["iteration"] <= until]
     last = {k: v for row in rows for k, v in row.items() if not k.startswith("time/")}  # the newest of each
     where = Registry(registry)
     where.check()
-    policy = run.policy(which)
     if game is not None:
         policy = replace(policy, game=_other_game(policy.game, game, where, registry))
     _require_same(policy.game, where)

@@ -54,7 +54,7 @@ def _compare(name: str, layer: Layer, params: Arrays, inputs: Shape) -> None:
             found[method] = form(layer, params, x.copy())
         except Unrenderable:
             continue  # it says itself that it has no such form
-        except Exception as error:  # whatever the layer does
+        except (Exception, SystemExit) as error:  # whatever the layer does
             raise InputError(f"{name}: its `{method}` fails: {type(error).__name__}: {error}") from error
         if found[method].shape != expected:
             raise InputError(f"{name}: its `{method}` gives {found[method].shape}, by its `output` it is {expected}")

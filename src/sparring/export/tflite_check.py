@@ -13,6 +13,7 @@ __all__ = ["FOR_EDGE_TPU", "check"]
 
 FOR_EDGE_TPU = "edgetpu-custom-op"  # what Google's compiler makes of all that the Edge TPU runs
 
+DAMAGE = (struct.error, LookupError, TypeError, ValueError, AttributeError, OverflowError, MemoryError, RecursionError)
 MAX_BYTES = 256 << 20
 MAX_ELEMENTS = 1 << 28
 SIZES = {0: 4, 1: 2, 2: 4, 3: 1, 4: 8, 6: 1, 7: 2, 9: 1, 10: 8}  # bytes of an element: FLOAT32, FLOAT16, INT32, UINT8 …
@@ -32,7 +33,7 @@ def check(data: bytes, where: object, *, edge_tpu: bool = False) -> dict[str, An
     try:
         model = s.ModelT.InitFromObj(s.Model.GetRootAs(data, 0))
         return _checked(s, model, where, edge_tpu)
-    except (struct.error, IndexError, TypeError, ValueError, AttributeError, OverflowError, MemoryError) as error:
+    except DAMAGE as error:
         raise InputError(f"{where} is a damaged TFLite file: {error}") from error
 
 

@@ -20,7 +20,7 @@ import numpy as np
 
 from sparring.errors import GameError, InputError, SparringError
 from sparring.games.atari_settings import AtariSettings
-from sparring.games.spec import Box, Dict, Discrete, Game, Keyword, MultiDiscrete, Space
+from sparring.games.spec import Box, Dict, Discrete, Game, Keyword, MultiDiscrete, Space, is_finite
 
 __all__ = [
     "Unregistered",
@@ -50,10 +50,10 @@ class Unregistered(InputError):
 
 @contextmanager
 def own_fault(name: str, where: str, *but: type[Exception]) -> Iterator[None]:
-    """Whatever the game's own code raises is reported as its `fault`; `but` goes through."""
+    """Whatever the game's own code raises is reported as its `fault`, an exit, too; `but` goes through."""
     try:
         yield
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         if isinstance(error, (SparringError, *but)):
             raise
         raise fault(name, where, error) from error
@@ -123,6 +123,8 @@ def _kwargs(written: Mapping[str, Any]) -> dict[str, Keyword]:
         except msgspec.ValidationError as error:
             what = "a setting is a number, a text, true, false, null or a list of them"
             raise InputError(f"game.{name} is {value!r:.100}: {what}") from error
+        if not is_finite(kwargs[name]):
+            raise InputError(f"game.{name} is {value!r:.100}: a setting is finite, as JSON has no NaN and no infinity")
     return kwargs
 
 

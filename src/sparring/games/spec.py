@@ -343,6 +343,12 @@ FLOAT_BOX = {
 }
 
 
+def is_finite(value: Keyword) -> bool:
+    """JSON, in which games are kept and sent, would make null of NaN and of an infinity."""
+    parts = value if isinstance(value, tuple) else (value,)
+    return all(math.isfinite(part) for part in parts if isinstance(part, float))
+
+
 class Game(msgspec.Struct, frozen=True, dict=True):
     """An observation space, an action space, a number of players.
 
@@ -387,6 +393,8 @@ class Game(msgspec.Struct, frozen=True, dict=True):
             raise ValueError(f"reward {list(self.reward)}: give two finite numbers, the least and the most of one step")
         if isinstance(self.action, Box) and not self.action.dtype.startswith("float"):
             raise ValueError("a Box action must be float32 or float64; for whole numbers use multi_discrete")
+        if wrong := next((key for key, value in (self.env_kwargs or {}).items() if not is_finite(value)), None):
+            raise ValueError(f"env_kwargs: {wrong[:100]} has to be finite, JSON has no NaN and no infinity")
         if self.origins:
             self._check_origins(self.origins)
 

@@ -91,7 +91,7 @@ class Separate:
             return self._step(actions)
         except SparringError:
             raise
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             raise fault(str(self.game.env), "step", error) from error
 
     def _step(self, actions: Array) -> VectorStep:

@@ -72,13 +72,18 @@ def load(path: Path) -> tuple[dict[str, Array], dict[str, Any]]:
         raise InputError(f"no checkpoint at {path}: {Path(error.filename).name} is missing") from error
     except OSError as error:
         raise InputError(f"the checkpoint {where} cannot be read: {error.strerror}") from error
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise InputError(f"the checkpoint {where} is damaged (checkpoint.json cannot be read)") from error
     if not sound:
         raise InputError(f"the checkpoint {where} is damaged: its content does not match its hash")
-    if page["format"] != FORMAT:
-        raise InputError(f"the checkpoint {where} has format {page['format']}, this version of Sparring reads {FORMAT}")
-    return safetensors.numpy.load(data), page["meta"]
+    if (found := page.get("format")) != FORMAT:
+        raise InputError(f"the checkpoint {where} has format {found}, this version of Sparring reads {FORMAT}")
+    if not isinstance(meta := page.get("meta"), dict):
+        raise InputError(f"the checkpoint {where} is damaged: checkpoint.json has no meta")
+    try:
+        return safetensors.numpy.load(data), meta
+    except (safetensors.SafetensorError, KeyError, ValueError, TypeError) as error:
+        raise InputError(f"the checkpoint {where} is damaged (state.safetensors): {error}") from error
 
 
 def hyperparameters(directory: Path, name: str, game: Game, given: dict[str, Any]) -> dict[str, Any]:

@@ -19,6 +19,7 @@ __all__ = ["BEST", "NO_POLICY", "RUNS", "Best", "Run", "alone", "find_run", "is_
 RUNS = Path("runs")
 NO_POLICY = "no-policy.txt"  # in the place of policy.onnx: why there is none
 CHECKPOINT = re.compile(r"\d{8}(\.old)?")
+MAX_DIGITS = 8  # of an iteration: its directory's name
 BEST = "checkpoint.best"  # a checkpoint of the policy alone: to play with, not to train on from
 
 
@@ -70,7 +71,8 @@ class Run:
         from sparring.export import weights
 
         if (self.path / NO_POLICY).exists():
-            raise InputError(f"{self.path} has no policy to play with: {(self.path / NO_POLICY).read_text().strip()}")
+            why = (self.path / NO_POLICY).read_text(errors="replace").strip()
+            raise InputError(f"{self.path} has no policy to play with: {why}")
         if not self.kept():
             raise InputError(f"{self.path} has no policy yet: it is written with the first checkpoint")
         try:
@@ -124,7 +126,7 @@ class Run:
 
     def _refusal(self, which: str, error: Exception) -> InputError:
         kept = ", ".join(each for each in self.kept() if each != which) or "nothing else"
-        return InputError(f"{self.path}@{which}: {error}; kept: {kept}")
+        return InputError(f"{self.path}@{which[:100]}: {error}; kept: {kept}")
 
     def _load(self, which: str) -> tuple[dict[str, Any], dict[str, Any]]:
         """The checkpoint of `best` or of an iteration."""
@@ -134,7 +136,7 @@ class Run:
             if not checkpoint.exists(self.path / BEST):
                 raise InputError("there is no best one, as none was evaluated (evaluation.every, checkpoint.best)")
             return checkpoint.load(self.path / BEST)
-        if not which.isdecimal():
+        if not which.isdecimal() or len(which) > MAX_DIGITS:
             raise InputError("say last, best or the number of an iteration")
         path = self.path / "checkpoints" / f"{int(which):08d}"
         if path not in self.checkpoints():
@@ -197,7 +199,10 @@ def alone(path: Path, what: str) -> Iterator[None]:
 
 
 def is_run(path: Path) -> bool:
-    return (path / "experiment.yaml").is_file()
+    try:
+        return (path / "experiment.yaml").is_file()
+    except OSError:  # such as a name that is too long for one
+        return False
 
 
 def find_run(target: str) -> tuple[Run, str | None] | None:

@@ -207,6 +207,6 @@ class Sinks:
             return call()
         except InputError:
             raise
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             what = traceback.format_exception_only(error)[-1].strip()
             raise SinkError(f"the metrics sink {name} failed in {where}: {what}") from error

@@ -72,7 +72,7 @@ class Trial(tune.Trainable):  # type: ignore[misc]  # Ray ships no types
     def step(self) -> dict[str, Any]:
         try:
             return self._step()
-        except Exception as error:  # noqa: BLE001  # whatever it is: the other trials go on, and the sweep reports it
+        except (Exception, SystemExit) as error:  # noqa: BLE001  # whatever it is: the other trials go on, and the sweep reports it
             self._give_up()
             cause = str(error) if isinstance(error, SparringError) else traceback.format_exc().strip()
             return {"failed": cause[-1500:], "done": True}

@@ -33,16 +33,25 @@ log = logging.getLogger(__name__)
 class Revising:
     def __init__(self, store: Store, games: Games, live: Live, budget: Budget) -> None:
         self._store, self._games, self._live, self._budget = store, games, live, budget
-        self._changing = asyncio.Lock()  # names are given to one game each; simulators are tried one at a time
+        self._changing = asyncio.Lock()  # names are given to one game each
+        self._trying = asyncio.Lock()  # simulators are tried one at a time; whoever changes none does not wait
 
     async def patch(self, request: Request) -> Response:
         media_type(request, JSON)
         with self._budget.hold(request) as hold:
             asked = decode(await read_body(request, MAX_BODY, hold, "say less"), JSON, GameChange, "a change of a game")
-        async with self._changing:
-            game = await self._games.get(request.path_params["game"])
+        name = request.path_params["game"]
+        if asked.env is UNSET and asked.env_kwargs is UNSET:
+            return await self._change(name, asked)
+        async with self._trying:
+            game = await self._games.get(name)
             if (wanted := _simulated(game, asked)) != game:
                 await self._require_env(wanted)
+            return await self._change(name, asked)
+
+    async def _change(self, name: str, asked: GameChange) -> Response:
+        async with self._changing:
+            game = await self._games.get(name)
             if isinstance(asked.name, str):
                 await self._require_free(game, asked.name)
             try:
@@ -60,7 +69,7 @@ class Revising:
                 raise HTTPProblem(422, f"{game.name} has no simulator that could be set: name one as its env, too")
             return
         try:
-            await asyncio.to_thread(env_check.require, game)
+            await env_check.require(game)
         except InputError as error:
             raise HTTPProblem(422, str(error)) from error
 
