@@ -95,6 +95,7 @@ class Measured:
     skipped: str | None = None
     failed: bool = False  # when it was measured: `skipped` says why
     video: Path | None = None
+    no_video: str | None = None  # why, where one was asked for
     times: Path | None = None  # lines of STEP_COLUMNS
     info: Path | None = None
     ms: Array = field(default_factory=lambda: np.empty(0))
@@ -280,7 +281,9 @@ def _measure(each: Measured, order: Order, settings: InferenceSettings, on_progr
         each.skipped, each.failed = f"failed: {error}", True
         return
     each.times = Path(order.times)
-    each.info, each.video = (None if path is None else Path(path) for path in (order.info, order.video))
+    each.no_video = each.result.no_video
+    film = order.video if each.no_video is None else None
+    each.info, each.video = (None if path is None else Path(path) for path in (order.info, film))
     _read(each)
 
 
