@@ -331,6 +331,18 @@ def test_somebody_elses_onnx_file_is_played(tmp_path: Path) -> None:
         assert runner.action(runner.run(runner.prepare(np.float32(obs)))).tolist() == [expected]
 
 
+@pytest.mark.parametrize("shape", [(1, 2, 2), ("batch", 2, 2), (1, 4)])
+def test_somebody_elses_file_takes_an_observation_in_its_shape_or_flat(shape: tuple[Any, ...], tmp_path: Path) -> None:
+    model = foreign(shape=shape)
+    if len(shape) == 3:
+        model.graph.node.insert(0, helper.make_node("Flatten", ["x"], ["flat"]))
+        model.graph.node[1].input[0] = "flat"
+    (tmp_path / "net.onnx").write_bytes(model.SerializeToString())
+    runner = formats.load(str(tmp_path / "net.onnx"), Game("g", Box((2, 2)), Discrete(2)))
+    for obs, expected in (([[0, 1], [9, 9]], 1), ([[1, 0], [9, 9]], 0)):
+        assert runner.action(runner.run(runner.prepare(np.float32([obs])))).tolist() == [expected]
+
+
 def external(model: onnx.ModelProto) -> None:
     tensor = model.graph.initializer[0]
     tensor.data_location = TensorProto.EXTERNAL
