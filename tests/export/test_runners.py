@@ -134,6 +134,25 @@ def whole_cases() -> list[Any]:
     return [pytest.param(*case.values, "tanh", id=f"{case.id}-tanh") for case in cases()] + more
 
 
+def test_c_says_how_an_observation_is_spread(random_policy: MakePolicy) -> None:
+    policy = made(random_policy, "dict", "q")
+    text = formats.render("c", policy, "p")["p.c"].decode()
+    head = text.split("action:")[0]
+    assert [line.strip(" *") for line in head.splitlines() if "from obs" in line] == [
+        "from obs[0], at: 2 numbers",
+        "from obs[2], camera: 6 × 5 × 3 pixels, each divided by 255 (rows, columns, channels)",
+        "from obs[92], keys: 5 numbers (2 + 3), in each part a 1 for its choice (0 is the first), else 0",
+        "from obs[97], one: 1 number",
+        "from obs[98], weapon: 4 numbers, a 1 for the choice (1 is the first, 4 the last), else 0",
+    ]
+    obs = np.zeros(1, policy.game.observation.element)
+    obs["weapon"], obs["keys"], obs["one"], obs["camera"] = 3, [1, 2], 7, 255
+    (x,) = pixels(policy.game, obs)
+    assert x[98:].tolist() == [0, 0, 1, 0]
+    assert x[92:98].tolist() == [0, 1, 0, 0, 1, 7]
+    assert set(x[2:92]) == {1}
+
+
 @pytest.mark.parametrize(("observation", "action", "activation"), whole_cases())
 def test_c_in_whole_numbers_is_the_same_arithmetic(
     observation: str,
