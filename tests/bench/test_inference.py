@@ -371,6 +371,13 @@ def test_files_that_are_none(tmp_path, monkeypatch, name, content, says):
     assert not out.exists()
 
 
+@pytest.mark.parametrize("name", ["x.c", "x.int8.c", "play.npz"])
+def test_files_that_do_not_play(tmp_path, name):
+    (tmp_path / name).touch()
+    with pytest.raises(InputError, match=r"of files only \.onnx, \.tflite and \.safetensors are"):
+        bench(str(tmp_path / name), "--game", "CartPole-v1")
+
+
 def test_a_file_of_others_needs_a_game(tmp_path):
     (tmp_path / "theirs.onnx").touch()
     with pytest.raises(InputError, match="name a game with --game"):

@@ -134,6 +134,26 @@ def whole_cases() -> list[Any]:
     return [pytest.param(*case.values, "tanh", id=f"{case.id}-tanh") for case in cases()] + more
 
 
+def test_metadata_of_tflite_are_read_as_the_docs_say(
+    random_policy: MakePolicy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("ai_edge_litert")
+    monkeypatch.setattr(whole_numbers, "WANTED", 0.0)
+    game = Game("g", Box((4,)), Discrete(2))
+    obs = observe(game.observation, np.random.default_rng(1), 50)
+    policy, given = random_policy(game, (Dense(4),), QValues()), formats.Given(calibration=obs)
+    files = formats.render("tflite-int8", policy, "CartPole-v1-ppo-1", given)
+    formats.write(files, tmp_path)
+    monkeypatch.chdir(tmp_path)
+    docs = Path(__file__, "../../../docs/edge.md").resolve().read_text()
+    (code,) = [part.split("```")[0] for part in docs.split("```python\n") if "schema_py_generated" in part]
+    found: dict[str, Any] = {}
+    exec(code, found)
+    expected = whole_numbers.of(policy, given)
+    np.testing.assert_allclose(found["factor"], expected.factor, rtol=1e-5)
+    np.testing.assert_allclose(found["shift"], expected.shift, rtol=1e-5)
+
+
 def test_c_says_how_an_observation_is_spread(random_policy: MakePolicy) -> None:
     policy = made(random_policy, "dict", "q")
     text = formats.render("c", policy, "p")["p.c"].decode()

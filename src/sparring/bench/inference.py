@@ -116,6 +116,8 @@ def find(target: str, game: str | None, registry: str = DEFAULT_REGISTRY, change
         return Model(path.name, _changed(catalog.load(game), changes), file=path)
     if path.suffix in FOREIGN:
         raise InputError(f"there is no file {target}")
+    if path.is_file() and path.suffix != ".safetensors":
+        raise InputError(f"{target} cannot be played here: of files only .onnx, .tflite and .safetensors are")
     policy = load_policy(target, registry)
     if game is not None or changes:
         policy = _of_game(policy, policy.game if game is None else catalog.load(game), changes)

@@ -286,7 +286,7 @@ def film(timed: Timed, game: Game, path: Path, seed: int) -> str | None:
 
     try:
         video.record(TimedPlayer(), path, seed=seed)
-    except Exception as error:  # whatever it is, what was measured is kept
+    except Exception as error:  # noqa: BLE001  # whatever it is, what was measured is kept
         return str(error) if isinstance(error, SparringError) else f"{type(error).__name__}: {error}"
     return None
 
