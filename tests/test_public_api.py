@@ -228,7 +228,9 @@ def test_the_value_of_a_state_in_numpy(shared, tmp_path):
         with pytest.raises(InputError, match=r"no values of actions: .* See state_value"):
             policy.values(obs)
     assert not np.allclose(trained["1"], trained["2"])
-    with pytest.raises(InputError, match=r"no value of a state: .*@best is a policy alone"):
+    with pytest.raises(
+        InputError, match=r"no value of a state: .*@best .* alone: values are in its checkpoints @1, @2$"
+    ):
         sparring.load_policy(f"{run.path}@best").state_value(obs)
     Registry(tmp_path / "registry").publish(run.policy(), algorithm="ppo")
     for published in ("CartPole-v1", run.path / "policy.safetensors"):
@@ -239,6 +241,9 @@ def test_the_value_of_a_state_in_numpy(shared, tmp_path):
 def test_load_policy_says_what_is_wrong(run, tmp_path):
     with pytest.raises(InputError, match="no registry at"):
         sparring.load_policy("CartPole-v1", tmp_path / "none")
+    for target in ("runs/nope", "runs/nope@best"):
+        with pytest.raises(InputError, match=r"^there is no run directory runs/nope, and there is no registry at"):
+            sparring.load_policy(target, tmp_path / "none")
     with pytest.raises(InputError, match="has no model 'bot' of CartPole-v1"):
         sparring.load_policy("CartPole-v1", Registry(tmp_path / "empty"))
     with pytest.raises(InputError, match="neither a run directory nor a model"):

@@ -95,6 +95,13 @@ def _from_path(path: Path) -> Policy | None:
         raise InputError(f"{file}: {error}") from error
 
 
+def _no_run(target: str) -> str:
+    path = Path(target) if Path(target).exists() else Path(target.rpartition("@")[0] or target)
+    if path.is_file():
+        return f"{path} is a file, but none of a policy (.safetensors)"
+    return f"{path} is not a run directory" if path.exists() else f"there is no run directory {path}"
+
+
 def _published(target: str, registry: "str | Path | Registry") -> Policy:
     found = MODEL.fullmatch(target)
     if found is None:
@@ -104,7 +111,7 @@ def _published(target: str, registry: "str | Path | Registry") -> Policy:
     if isinstance(registry, str | Path):
         where = str(registry)
         if ":" not in where and not Path(where).is_dir():
-            raise InputError(f"{target} is not a run directory, and there is no registry at {where} to look it up in")
+            raise InputError(f"{_no_run(target)}, and there is no registry at {where} to look it up in")
         from sparring.registry.registry import Registry
 
         registry = Registry(where)
@@ -114,5 +121,5 @@ def _published(target: str, registry: "str | Path | Registry") -> Policy:
         return registry.policy(game, model, int(found[3]))
     latest = registry.latest(game, model)
     if latest is None:
-        raise InputError(f"{target} is not a run directory, and {registry} has no model {model!r} of {game}")
+        raise InputError(f"{_no_run(target)}, and {registry} has no model {model!r} of {game}")
     return registry.policy(game, model, latest.version)

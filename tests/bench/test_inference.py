@@ -239,6 +239,62 @@ def test_videos_come_with_the_other_files(file, tmp_path, monkeypatch):
     assert video.stat().st_size > 1000
 
 
+DRAWN = """
+import gymnasium
+import numpy as np
+from gymnasium import spaces
+
+class Drawn(gymnasium.Env):
+    metadata = {"render_modes": ["rgb_array"], "render_fps": 10}
+    observation_space = spaces.Dict({"at": spaces.Box(-1, 1, (2,)), "door": spaces.Discrete(3, start=1)})
+    action_space = spaces.MultiDiscrete([2, 3])
+
+    def __init__(self, render_mode=None, breaks=False):
+        self.render_mode, self.breaks, self.steps = render_mode, breaks, 0
+
+    def seen(self):
+        return {"at": np.full(2, self.steps / 10, np.float32), "door": np.int64(1 + self.steps % 3)}
+
+    def reset(self, *, seed=None, options=None):
+        self.steps = 0
+        return self.seen(), {}
+
+    def step(self, action):
+        assert action.shape == (2,)
+        self.steps += 1
+        return self.seen(), 1.0, self.steps == 5, False, {}
+
+    def render(self):
+        if self.breaks and self.steps == 3:
+            raise ZeroDivisionError("the picture is gone")
+        return np.zeros((32, 32, 3), np.uint8)
+
+gymnasium.register("Drawn-v0", Drawn)
+"""
+
+
+@pytest.mark.usefixtures("quick")
+@pytest.mark.parametrize("breaks", [False, True])
+def test_a_game_of_fields_and_parts_is_filmed_and_rows_stay(breaks, random_policy, tmp_path, monkeypatch):
+    """Whatever happens to the film: what was measured is written, and the command says why there is none."""
+    pytest.importorskip("imageio_ffmpeg")
+    (tmp_path / "drawn_game.py").write_text(DRAWN)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), *os.environ.get("PYTHONPATH", "").split(":")]))
+    game = catalog.load({"id": "drawn_game:Drawn-v0", "breaks": breaks})
+    (tmp_path / "p.safetensors").write_bytes(weights.save(random_policy(game, (Dense(4),), QValues())))
+    words = ["--runtime", "numpy", "--steps", "20", "--output", str(tmp_path / "t.csv")]
+    words += ["--video-dir", str(tmp_path / "videos")]
+    done = CliRunner().invoke(app, ["bench", "inference", str(tmp_path / "p.safetensors"), *words])
+    assert len(read(tmp_path / "t.csv")) == 20
+    assert done.exit_code == (2 if breaks else 0)
+    if breaks:
+        assert "p.safetensors by numpy: ZeroDivisionError: the picture is gone" in done.output
+        assert not (tmp_path / "videos").exists()
+    else:
+        assert len([*(tmp_path / "videos").iterdir()]) == 1
+
+
 @pytest.mark.usefixtures("quick")
 def test_settings_of_the_game_change_what_is_played(file, tmp_path):
     words = ["--runtime", "numpy", "--episodes", "2", "--output", str(tmp_path / "t.csv")]
@@ -313,6 +369,13 @@ def test_files_that_are_none(tmp_path, monkeypatch, name, content, says):
     with pytest.raises(InputError, match=says):
         bench(str(tmp_path / name), "--game", "CartPole-v1", "--runtime", runtime, "--output", str(out))
     assert not out.exists()
+
+
+@pytest.mark.parametrize("name", ["x.c", "x.int8.c", "play.npz"])
+def test_files_that_do_not_play(tmp_path, name):
+    (tmp_path / name).touch()
+    with pytest.raises(InputError, match=r"of files only \.onnx, \.tflite and \.safetensors are"):
+        bench(str(tmp_path / name), "--game", "CartPole-v1")
 
 
 def test_a_file_of_others_needs_a_game(tmp_path):

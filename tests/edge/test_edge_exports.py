@@ -330,6 +330,21 @@ def test_weights_are_tuned_where_rounding_costs_too_much(
     assert f"{after:.2%} of its actions" in said[-1]
 
 
+@pytest.mark.parametrize(("wanted", "tuned"), [(0.0, False), (1.1, True)])
+def test_a_page_says_whether_weights_were_tuned(
+    wanted: float, tuned: bool, random_policy: MakePolicy, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(whole_numbers, "WANTED", wanted)
+    monkeypatch.setattr(distil, "STEPS", 6)
+    np.savez(tmp_path / "d.npz", obs=SEEN[:200])
+    policy = random_policy(Game("g", Box((4,)), Discrete(3)), (Dense(8),), QValues())
+    names = ["c", "tflite-int8", "onnx-int8", "c-int8"]
+    exporter.export(policy, Wanted(names, "p", tmp_path / "o", calibrate=tmp_path / "d.npz"))
+    files = json.loads((tmp_path / "o" / "export.json").read_bytes())["files"]
+    found = {name: row.get("tuned", "nothing") for name, row in files.items()}
+    assert found == {"p.c": "nothing", "p.int8.onnx": "nothing", "p.int8.tflite": tuned, "p.int8.c": tuned}
+
+
 def test_the_compiler_of_the_edge_tpu_is_asked_where_there_is_one(
     random_policy: MakePolicy, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

@@ -134,6 +134,45 @@ def whole_cases() -> list[Any]:
     return [pytest.param(*case.values, "tanh", id=f"{case.id}-tanh") for case in cases()] + more
 
 
+def test_metadata_of_tflite_are_read_as_the_docs_say(
+    random_policy: MakePolicy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("ai_edge_litert")
+    monkeypatch.setattr(whole_numbers, "WANTED", 0.0)
+    game = Game("g", Box((4,)), Discrete(2))
+    obs = observe(game.observation, np.random.default_rng(1), 50)
+    policy, given = random_policy(game, (Dense(4),), QValues()), formats.Given(calibration=obs)
+    files = formats.render("tflite-int8", policy, "CartPole-v1-ppo-1", given)
+    formats.write(files, tmp_path)
+    monkeypatch.chdir(tmp_path)
+    docs = Path(__file__, "../../../docs/edge.md").resolve().read_text()
+    (code,) = [part.split("```")[0] for part in docs.split("```python\n") if "schema_py_generated" in part]
+    found: dict[str, Any] = {}
+    exec(code, found)
+    expected = whole_numbers.of(policy, given)
+    np.testing.assert_allclose(found["factor"], expected.factor, rtol=1e-5)
+    np.testing.assert_allclose(found["shift"], expected.shift, rtol=1e-5)
+
+
+def test_c_says_how_an_observation_is_spread(random_policy: MakePolicy) -> None:
+    policy = made(random_policy, "dict", "q")
+    text = formats.render("c", policy, "p")["p.c"].decode()
+    head = text.split("action:")[0]
+    assert [line.strip(" *") for line in head.splitlines() if "from obs" in line] == [
+        "from obs[0], at: 2 numbers",
+        "from obs[2], camera: 6 × 5 × 3 pixels, each divided by 255 (rows, columns, channels)",
+        "from obs[92], keys: 5 numbers (2 + 3), in each part a 1 for its choice (0 is the first), else 0",
+        "from obs[97], one: 1 number",
+        "from obs[98], weapon: 4 numbers, a 1 for the choice (1 is the first, 4 the last), else 0",
+    ]
+    obs = np.zeros(1, policy.game.observation.element)
+    obs["weapon"], obs["keys"], obs["one"], obs["camera"] = 3, [1, 2], 7, 255
+    (x,) = pixels(policy.game, obs)
+    assert x[98:].tolist() == [0, 0, 1, 0]
+    assert x[92:98].tolist() == [0, 1, 0, 0, 1, 7]
+    assert set(x[2:92]) == {1}
+
+
 @pytest.mark.parametrize(("observation", "action", "activation"), whole_cases())
 def test_c_in_whole_numbers_is_the_same_arithmetic(
     observation: str,
@@ -329,6 +368,18 @@ def test_somebody_elses_onnx_file_is_played(tmp_path: Path) -> None:
     runner = formats.load(tmp_path / "net.onnx", game)
     for obs, expected in (([[0, 1, 9, 9]], 4), ([[1, 0, 9, 9]], 3)):
         assert runner.action(runner.run(runner.prepare(np.float32(obs)))).tolist() == [expected]
+
+
+@pytest.mark.parametrize("shape", [(1, 2, 2), ("batch", 2, 2), (1, 4)])
+def test_somebody_elses_file_takes_an_observation_in_its_shape_or_flat(shape: tuple[Any, ...], tmp_path: Path) -> None:
+    model = foreign(shape=shape)
+    if len(shape) == 3:
+        model.graph.node.insert(0, helper.make_node("Flatten", ["x"], ["flat"]))
+        model.graph.node[1].input[0] = "flat"
+    (tmp_path / "net.onnx").write_bytes(model.SerializeToString())
+    runner = formats.load(str(tmp_path / "net.onnx"), Game("g", Box((2, 2)), Discrete(2)))
+    for obs, expected in (([[0, 1], [9, 9]], 1), ([[1, 0], [9, 9]], 0)):
+        assert runner.action(runner.run(runner.prepare(np.float32([obs])))).tolist() == [expected]
 
 
 def external(model: onnx.ModelProto) -> None:

@@ -7,6 +7,7 @@ import numpy as np
 from sparring.errors import InputError
 from sparring.fields import convert
 from sparring.games import Discrete
+from sparring.networks.defaults import kind_of
 from sparring.networks.policy import Policy
 from sparring.networks.spec import Categorical, param_shapes
 from sparring.runs.metrics import Episodes, Phases
@@ -44,7 +45,7 @@ class CrossEntropy(Trainee):
         return param_shapes(game, (), Categorical())
 
     def network(self):
-        return "a linear policy"
+        return f"{kind_of(self.game.observation)}: linear"
 
     def iterate(self):
         with self.phases("sample"):

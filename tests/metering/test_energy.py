@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 import time
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -138,6 +139,24 @@ def test_a_meter_is_a_command_that_prints_watts():
 def test_a_meter_that_does_not_work_is_refused_at_once(command, why):
     with pytest.raises(InputError, match=f"--meter: .*{why}"):
         Meter(command)
+
+
+def test_the_meter_of_the_docs_reaches_us_whole(tmp_path, monkeypatch):
+    """As the line is typed into a shell, with a stand-in of ipmitool."""
+    docs = Path(__file__, "../../../docs/energy.md").resolve().read_text()
+    (line,) = [line for line in docs.splitlines() if line.startswith("sparring") and "ipmitool" in line]
+    stand_ins = {
+        "sparring": 'for last; do :; done; printf %s "$last"',
+        "ipmitool": 'echo "    Instantaneous power reading:                   220 Watts"; echo "    Minimum: 9 Watts"',
+    }
+    for name, script in stand_ins.items():
+        (tmp_path / name).write_text(f"#!/bin/sh\n{script}\n")
+        (tmp_path / name).chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    command = subprocess.run(["sh", "-c", line], capture_output=True, text=True, check=True).stdout
+    meter = Meter(command)
+    assert meter.watts() == 220
+    meter.close()
 
 
 def test_a_meter_that_hangs(monkeypatch):

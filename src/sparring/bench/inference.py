@@ -95,6 +95,7 @@ class Measured:
     skipped: str | None = None
     failed: bool = False  # when it was measured: `skipped` says why
     video: Path | None = None
+    no_video: str | None = None  # why, where one was asked for
     times: Path | None = None  # lines of STEP_COLUMNS
     info: Path | None = None
     ms: Array = field(default_factory=lambda: np.empty(0))
@@ -115,6 +116,8 @@ def find(target: str, game: str | None, registry: str = DEFAULT_REGISTRY, change
         return Model(path.name, _changed(catalog.load(game), changes), file=path)
     if path.suffix in FOREIGN:
         raise InputError(f"there is no file {target}")
+    if path.is_file() and path.suffix != ".safetensors":
+        raise InputError(f"{target} cannot be played here: of files only .onnx, .tflite and .safetensors are")
     policy = load_policy(target, registry)
     if game is not None or changes:
         policy = _of_game(policy, policy.game if game is None else catalog.load(game), changes)
@@ -280,7 +283,9 @@ def _measure(each: Measured, order: Order, settings: InferenceSettings, on_progr
         each.skipped, each.failed = f"failed: {error}", True
         return
     each.times = Path(order.times)
-    each.info, each.video = (None if path is None else Path(path) for path in (order.info, order.video))
+    each.no_video = each.result.no_video
+    film = order.video if each.no_video is None else None
+    each.info, each.video = (None if path is None else Path(path) for path in (order.info, film))
     _read(each)
 
 

@@ -16,7 +16,7 @@ import msgspec
 import numpy as np
 
 from sparring.bench.child import say, serve
-from sparring.errors import InputError
+from sparring.errors import InputError, SparringError
 from sparring.export import weights
 from sparring.export.formats import Runner
 from sparring.games import Game
@@ -24,6 +24,7 @@ from sparring.games.spec import Array
 from sparring.games.vector import Separate
 from sparring.metering.energy import Energy, energy_of, joules_of
 from sparring.metering.sampler import Sampler
+from sparring.networks.policy import to_batch
 
 __all__ = ["STEP_COLUMNS", "Order", "Result"]
 
@@ -75,6 +76,7 @@ class Result(msgspec.Struct, kw_only=True):
     :param cpu: CPU seconds by seconds of that: 1 is one busy core.
     :param memory_mb: Of the whole process, Python and the game included.
     :param joules: For 1,000 inferences.
+    :param no_video: Why there is none, where one was asked for.
     """
 
     load_s: float
@@ -87,6 +89,7 @@ class Result(msgspec.Struct, kw_only=True):
     joules: float | None = None
     energy_source: str | None = None
     device: str = "CPU"
+    no_video: str | None = None
 
 
 class Timed:
@@ -239,8 +242,7 @@ def measure(order: Order) -> Result:
     episodes, cut = play(order, timed, game, seen)
     memory = memory_mb()
     per_s, cpu, energy = steady(timed, seen, order)
-    if order.video is not None:
-        film(timed, game, Path(order.video), order.seed)
+    no_video = None if order.video is None else film(timed, game, Path(order.video), order.seed)
     return Result(
         load_s=load_s,
         first_ms=first * 1e3,
@@ -252,6 +254,7 @@ def measure(order: Order) -> Result:
         joules=None if energy is None else energy.joules,
         energy_source=None if energy is None else energy.source,
         device=device_of(order),
+        no_video=no_video,
     )
 
 
@@ -270,7 +273,8 @@ def memory_mb() -> float:
     return float(psutil.Process(os.getpid()).memory_info().rss) / 1e6
 
 
-def film(timed: Timed, game: Game, path: Path, seed: int) -> None:
+def film(timed: Timed, game: Game, path: Path, seed: int) -> str | None:
+    """Why there is no video; None: there is one."""
     from sparring.runs import video
 
     class TimedPlayer:
@@ -278,10 +282,13 @@ def film(timed: Timed, game: Game, path: Path, seed: int) -> None:
             self.game = game
 
         def act(self, obs: Any) -> tuple[Array, None]:
-            column = np.asarray(obs, game.observation.element.base).reshape(1, *game.observation.element.shape)
-            return timed.act(column)[0], None
+            return timed.act(to_batch(game.observation, obs)[0])[0], None
 
-    video.record(TimedPlayer(), path, seed=seed)
+    try:
+        video.record(TimedPlayer(), path, seed=seed)
+    except Exception as error:  # noqa: BLE001  # whatever it is, what was measured is kept
+        return str(error) if isinstance(error, SparringError) else f"{type(error).__name__}: {error}"
+    return None
 
 
 def do(order: dict[str, Any]) -> None:

@@ -169,7 +169,7 @@ def inference(
         written = inference_report.write(measured, output, save_info, video_dir)
     _print_inference(measured)
     typer.echo("written: " + ", ".join(str(path) for path in written))
-    if any(each.failed for each in measured):
+    if any(each.failed or each.no_video is not None for each in measured):
         raise typer.Exit(2)
 
 
@@ -186,6 +186,9 @@ def _print_inference(measured: "Sequence[Measured]") -> None:
     for line in lines:
         if "skipped" in line:
             typer.echo(f"skipped: {line['model']} by {line['runtime']}: {line['skipped']}")
+    for each in measured:
+        if each.no_video is not None:
+            typer.echo(f"no video of {each.model.name} by {each.runtime}: {each.no_video}")
     if theirs := study_rows(measured):
         title = "the hardware study's means, on its machines"
         rest = [(line["model"], line["runtime"], _cell(line["p50_ms"])) for line in theirs]

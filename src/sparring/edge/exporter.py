@@ -17,7 +17,7 @@ from sparring.edge import dataset
 from sparring.edge.comparison import Comparison, Expected, ReturnsOfBoth, compare, expect, returns
 from sparring.edge.edge_tpu import Mapping, compiled
 from sparring.errors import InputError, NotInstalled
-from sparring.export import formats
+from sparring.export import formats, whole_numbers
 from sparring.export.formats import Given
 from sparring.export.safetensors_file import PolicyRunner
 from sparring.export.whole_numbers import LEAST
@@ -43,6 +43,7 @@ class Exported(msgspec.Struct, frozen=True, omit_defaults=True):
     seconds: float  # to render it
     observations: str  # where those came from that it was compared on
     calibration: str | None = None
+    tuned: bool | None = None  # weights of whole numbers, as rounding alone cost too much
     comparison: Comparison | None = None
     returns: ReturnsOfBoth | None = None
     edge_tpu: Mapping | None = None
@@ -99,7 +100,8 @@ def export(
         start = time.perf_counter()
         made = formats.render(name, policy, wanted.stem, given)
         seconds = round(time.perf_counter() - start, 3)
-        row = Exported(name, sum(map(len, made.values())), seconds, where, calibration[1] if whole else None)
+        tuned = whole_numbers.of(policy, given).tuned if getattr(formats.find_format(name), "tunes", False) else None
+        row = Exported(name, sum(map(len, made.values())), seconds, where, calibration[1] if whole else None, tuned)
         found |= _compared(policy, wanted, name, made, row, held, on_progress)
         files |= made
     _add_compiled(files, found)

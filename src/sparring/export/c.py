@@ -1,17 +1,18 @@
 """A policy as one C99 file: arrays and a function, no memory to allocate, nothing to link but libm. In floats, or in
 whole numbers of 8 bits with sums of 32."""
 
+import math
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 import numpy as np
 
 from sparring.export.tape import Op, Tape, build
 from sparring.export.whole_numbers import Whole
-from sparring.games import Box, Discrete
-from sparring.games.spec import Array
+from sparring.games import Box, Dict, Discrete, MultiDiscrete
+from sparring.games.spec import Array, Space
 from sparring.networks.plain import Plain
-from sparring.networks.spec import action_size, choices, scaling
+from sparring.networks.spec import action_size, choices, feature_shape, scaling
 
 __all__ = ["render", "render_whole"]
 
@@ -85,8 +86,7 @@ def render_whole(whole: Whole) -> bytes:
 
 def _head(plain: Plain, tape: Tape, kind: str) -> str:
     action, size = plain.game.action, plain.outputs
-    shape = " × ".join(map(str, plain.shape))
-    obs = f"{shape} pixels of 0 to 255 (rows, columns, channels)" if plain.image else f"{shape} numbers, fields by name"
+    obs = _part(plain.game.observation, "pixels of 0 to 255")
     if isinstance(action, Box):
         gives = f"{size} numbers"
     else:
@@ -99,6 +99,32 @@ def _head(plain: Plain, tape: Tape, kind: str) -> str:
     ) + BETWEEN * ((plain.clip is not None and kind == "floats") or isinstance(action, Box))  # fmt: skip
 
 
+def _part(space: Space, pixels: str) -> str:
+    """How an observation is spread over numbers: as `networks.plain.pixels` does it."""
+    if isinstance(space, Dict):
+        return "\n *   ".join(["numbers, field after field:", *_fields(space)])
+    numbers = f"{math.prod(feature_shape(space))} numbers"
+    if isinstance(space, Discrete):
+        last = space.start + space.n - 1
+        return f"{numbers}, a 1 for the choice ({space.start} is the first, {last} the last), else 0"
+    if isinstance(space, MultiDiscrete):
+        sizes = " + ".join(map(str, space.nvec[:MOST_NAMED])) + " + ..." * (len(space.nvec) > MOST_NAMED)
+        return f"{numbers} ({sizes}), in each part a 1 for its choice (0 is the first), else 0"
+    shape = " × ".join(map(str, feature_shape(space) if space.is_image else space.shape))
+    if space.is_image:
+        return f"{shape} {pixels} (rows, columns, channels)"
+    return f"{shape} numbers" if shape else "1 number"
+
+
+def _fields(space: Dict) -> Iterator[str]:
+    start = 0
+    for name in sorted(space.fields):
+        part = space.fields[name]
+        yield f"from obs[{start}], {name}: {_part(part, 'pixels, each divided by 255')}"
+        start += math.prod(feature_shape(part))
+
+
+MOST_NAMED = 16  # sizes of a space of many choices
 TILE = 64  # outputs that are summed up together: as many sums as a large processor's registers hold
 
 BETWEEN = """

@@ -41,7 +41,7 @@ class C:
 class CInt8(C):
     suffix = ".int8.c"
     takes = ("given",)
-    calibrated = True
+    calibrated = tunes = True
 
     def render(self, policy: Policy, given: Given) -> bytes:  # type: ignore[override]
         from sparring.export import c, whole_numbers

@@ -1,5 +1,6 @@
 """Files that others made (.onnx, .tflite), played as far as their shapes say how. A file has one input of an
-observation's shape. Its output is a number for each action, the numbers of a Box action, or the choice itself.
+observation's shape, or of its numbers in a row. Its output is a number for each action, the numbers of a Box action, or
+the choice itself.
 
 Pixels go in as they are where the input is uint8, as 0 to 1 where it is float32, and by the input's own scale where it
 is int8.
@@ -50,13 +51,15 @@ def input_of(tensors: Sequence[Tensor], game: Game, where: object) -> Callable[[
     tensor, sample = tensors[0], np.zeros(1, game.observation.element)
     raw = isinstance(game.observation, Box) and game.observation.is_image
     as_is: Callable[[Array], Array] = np.ascontiguousarray
-    forms = [lambda obs: pixels(game, obs), as_is] if raw else [lambda obs: pixels(game, obs)]
+    forms: list[Callable[[Array], Array]] = [lambda obs: pixels(game, obs)]
+    if isinstance(game.observation, Box):
+        forms.append(as_is)
     for form in forms:
         if _fits(tensor.shape, form(sample).shape):
             return _typed(tensor, form, raw, where)
+    shapes = " or ".join(dict.fromkeys(str(form(sample).shape) for form in forms))
     raise InputError(
-        f"{where} takes {tensor.name} of shape {tensor.shape}, an observation of {game.name} is "
-        f"{form(sample).shape} with its batch"
+        f"{where} takes {tensor.name} of shape {tensor.shape}, an observation of {game.name} is {shapes} with its batch"
     )
 
 

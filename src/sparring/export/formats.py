@@ -108,13 +108,14 @@ def format_of(path: Path) -> str:
     return max(fitting, key=lambda name: len(ends[name]))
 
 
-def load(path: Path, game: Game, name: str | None = None, *, threads: int = 1) -> Runner:
+def load(path: str | Path, game: Game, name: str | None = None, *, threads: int = 1) -> Runner:
     """A file, ready to act. Files of others are taken as well where they have the inputs and outputs of the game.
 
     :param game: What it shall play.
     :param name: The format's; None: by the file's name.
     :raises InputError: it cannot be loaded, or does not fit the game.
     """
+    path = Path(path)
     name = format_of(path) if name is None else name
     form = find_format(name)
     if not callable(getattr(form, "load", None)):

@@ -47,7 +47,7 @@ class TFLite:
 class TFLiteInt8(TFLite):
     suffix = ".int8.tflite"
     takes = ("given",)
-    calibrated = True
+    calibrated = tunes = True
 
     def render(self, policy: Policy, given: Given) -> bytes:  # type: ignore[override]
         from sparring.export import tflite, whole_numbers

@@ -58,6 +58,7 @@ class Whole:
     :param forms: Of each tensor.
     :param weights: Of each operation that has some, by its place.
     :param exact: The policy in floats, for comparison.
+    :param tuned: Rounding alone cost too much.
     """
 
     exact: Plain
@@ -67,6 +68,7 @@ class Whole:
     shift: Array
     forms: list[Rounded]
     weights: dict[int, Weights]
+    tuned: bool = False
 
     def into(self, x: Array) -> Array:
         """`pixels` → the input."""
@@ -118,7 +120,7 @@ def whole(plain: Plain, calibration: Array | None, on_progress: Callable[[str], 
     if agreement(found, x) < WANTED:
         from sparring.export import distil  # JAX
 
-        found = distil.tune(found, x, on_progress)
+        found = replace(distil.tune(found, x, on_progress), tuned=True)
     return found
 
 

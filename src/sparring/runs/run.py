@@ -104,7 +104,9 @@ class Run:
         if getattr(algorithms.find(name), "value", Algorithm.value) is Algorithm.value:
             raise none  # before much is loaded
         if which == "best":
-            raise InputError(f"{self.path}@best is a policy alone: a value is in {self.path}@last, and in @40, …")
+            kept = ", ".join(f"@{int(each.name)}" for each in self.checkpoints())
+            has = f"values are in its checkpoints {kept}" if kept else "no checkpoint is kept that has a value"
+            raise InputError(f"{self.path}@best is a policy alone: {has}")
         number = str(int(self.checkpoints()[-1].name)) if which == "last" and self.checkpoints() else which
         try:
             arrays = self._load(number)[0]

@@ -55,7 +55,8 @@ class Trainee(Protocol):
 
     @abstractmethod
     def network(self) -> str | None:
-        """The policy's network in words, for people; none: it cannot be described."""
+        """The policy's network in words, for people: what follows "network for", such as `4 inputs: dense 64, dense
+        64`. None: it cannot be described."""
 
     @abstractmethod
     def open(self, states: States | None = None) -> None:
