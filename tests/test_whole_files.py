@@ -51,6 +51,20 @@ def test_pieces_take_a_files_place_at_the_end(tmp_path):
     assert not path.is_symlink()
 
 
+def test_several_write_one_file(tmp_path):
+    """What one has not finished never takes the file's place, whoever else ends meanwhile."""
+    path = tmp_path / "a.csv"
+    with files.replacing(path) as slow, slow.open("w") as file:
+        file.write("half")
+        with files.replacing(path) as new, new.open("w") as other:
+            other.write("whole")
+        files.write_whole(path, b"shared", shared=True)
+        assert path.read_bytes() == b"shared"
+        file.write(" and half")
+    assert path.read_text() == "half and half"
+    assert os.listdir(tmp_path) == ["a.csv"]
+
+
 def test_directories_are_made_only_when_asked(tmp_path):
     """A run that was deleted while it is written does not come back as a torso."""
     with pytest.raises(FileNotFoundError):

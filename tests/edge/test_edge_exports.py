@@ -21,6 +21,7 @@ from sparring.edge.made_up import observations
 from sparring.errors import InputError
 from sparring.experiment import Checkpoints, Evaluation, Experiment, Stop
 from sparring.export import distil, formats, weights, whole_numbers
+from sparring.files import locked
 from sparring.games import Box, Discrete, Game, MultiDiscrete, Space, catalog
 from sparring.networks import jax_policy
 from sparring.networks.functions import normalise
@@ -73,6 +74,23 @@ def test_a_page_says_how_alike_files_and_policy_are(cartpole: Policy, sparring: 
     page = json.loads((tmp_path / "o" / "export.json").read_bytes())
     assert set(page["files"]) == {"mine.tflite", "mine.int8.c", "mine.onnx"}
     assert "returns" not in page["files"]["mine.onnx"]
+
+
+def test_two_exports_to_one_place_are_both_on_the_page(
+    cartpole: Policy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write, locks = formats.write, []
+
+    def look(made: dict[str, bytes], folder: Path) -> list[Path]:
+        if exporter.EXPORT in made:
+            with locked(folder, wait=False) as ours:
+                locks.append(ours)
+        return write(made, folder)
+
+    monkeypatch.setattr(formats, "write", look)
+    exporter.export(cartpole, Wanted(["safetensors"], "p", tmp_path / "o", episodes=0))
+    assert locks == [False], "what others add to the page between reading and writing would be lost"
+    assert sorted(os.listdir(tmp_path / "o")) == ["export.json", "p.safetensors"]
 
 
 def test_the_error_of_box_actions_is_a_share_of_their_range(random_policy: MakePolicy, tmp_path: Path) -> None:

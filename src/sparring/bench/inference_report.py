@@ -128,7 +128,7 @@ def write(found: Sequence[Measured], output: Path, info: Path | None = None, vid
     filmed = [each.video for each in found if each.video is not None]
     if videos is not None and filmed:
         for video in filmed:
-            write_whole(videos / video.name, video.read_bytes(), parents=True)
+            write_whole(videos / video.name, video.read_bytes(), parents=True, shared=True)
             written.append(videos / video.name)
     picture = stem.with_suffix(".png")
     if draw(found, picture):

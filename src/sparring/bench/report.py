@@ -88,7 +88,7 @@ def write(out: Path, experiment: Experiment, found: Sequence[MeasuredLayout], co
         writer = csv.DictWriter(file, COLUMNS)
         writer.writeheader()
         writer.writerows({k: round(v, 6) if isinstance(v, float) else v for k, v in line.items()} for line in lines)
-    write_whole(out / "scaling.md", markdown(experiment, found, lines, command).encode())
+    write_whole(out / "scaling.md", markdown(experiment, found, lines, command).encode(), shared=True)
     draw(out, experiment, lines)
 
 

@@ -115,7 +115,7 @@ def save(sample: Sample, path: Path) -> None:
     out = BytesIO()
     np.savez_compressed(out, **columns, action=sample.action, game=np.array(sample.game.to_json().decode()))
     try:
-        write_whole(path, out.getvalue(), parents=True)
+        write_whole(path, out.getvalue(), parents=True, shared=True)
     except OSError as error:
         raise InputError(f"cannot write {path}: {error.strerror}") from error
 

@@ -21,6 +21,7 @@ from sparring.export import formats
 from sparring.export.formats import Given
 from sparring.export.safetensors_file import PolicyRunner
 from sparring.export.whole_numbers import LEAST
+from sparring.files import locked
 from sparring.games import Game
 from sparring.games.spec import Array
 from sparring.networks.plain import Value
@@ -103,7 +104,9 @@ def export(
         found |= _compared(policy, wanted, name, made, row, held, on_progress)
         files |= made
     _add_compiled(files, found)
-    formats.write(files | {EXPORT: _page(policy, wanted, found)}, wanted.out)
+    formats.write(files, wanted.out)
+    with locked(wanted.out, wait=True):  # others may export to the same place
+        formats.write({EXPORT: _page(policy, wanted, found)}, wanted.out)
     return found
 
 

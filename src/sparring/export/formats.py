@@ -130,7 +130,7 @@ def write(files: Mapping[str, bytes], folder: Path) -> list[Path]:
     paths = [folder / name for name in files]
     try:
         for path, content in zip(paths, files.values(), strict=True):
-            write_whole(path, content, parents=True)
+            write_whole(path, content, parents=True, shared=True)
     except OSError as error:
         raise InputError(f"cannot write {path}: {error.strerror}. Choose another --out") from error
     return paths
