@@ -2,11 +2,14 @@
 
 import csv
 import os
+import subprocess
+import sys
 from collections import deque
 from functools import partial
 from types import SimpleNamespace
 
 import numpy as np
+import psutil
 import pytest
 from typer.testing import CliRunner
 
@@ -327,6 +330,35 @@ def test_a_runtime_that_crashes_is_an_error_of_its_file(tmp_path, monkeypatch):
     environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
     with pytest.raises(Died, match="SIGSEGV"), open_child("crash", {"large": "x" * 200_000}, environment) as child:
         list(child.lines)
+
+
+def test_a_file_that_never_ends(tmp_path):
+    (tmp_path / "endless.py").write_text("import sys, time\nsys.stdin.read()\ntime.sleep(3600)\n")
+    environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
+    with (
+        pytest.raises(Died, match=r"it was not done after 0\.5 seconds"),
+        open_child("endless", {}, environment, limit=0.5) as child,
+    ):
+        list(child.lines)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere a child is not told")
+def test_a_child_ends_with_whoever_started_it(tmp_path):
+    (tmp_path / "endless.py").write_text(
+        "import time\nfrom sparring.bench.child import say, serve\n"
+        "if __name__ == '__main__':\n    serve(lambda order: (say(ready=True), time.sleep(3600)))\n"
+    )
+    code = (
+        "import os\nfrom sparring.bench.child import open_child\n"
+        "with open_child('endless', {}, dict(os.environ)) as child:\n"
+        "    next(child.lines)\n    print(child.pid, flush=True)\n    list(child.lines)\n"
+    )
+    path = os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])
+    environment = {**os.environ, "PYTHONPATH": path}
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, env=environment) as parent:
+        child = psutil.Process(int(parent.stdout.readline()))
+        parent.terminate()
+    child.wait(30)
 
 
 def test_a_child_runs_on_its_cores_from_the_start(tmp_path):
