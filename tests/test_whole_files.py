@@ -126,3 +126,17 @@ def test_a_planted_link_is_not_followed(tmp_path: Path):
     assert victim.read_bytes() == b"precious"
     assert path.read_bytes() == b"ours"
     assert not path.is_symlink()
+
+
+def test_a_figure_follows_no_link(tmp_path: Path):
+    class Figure:
+        def savefig(self, out, dpi, format):
+            out.write(f"{format} {dpi}".encode())
+
+    victim, path = tmp_path / "victim", tmp_path / "a.PNG"
+    victim.write_bytes(b"precious")
+    path.symlink_to(victim)
+    files.save_figure(Figure(), path, 90)
+    assert victim.read_bytes() == b"precious"
+    assert path.read_bytes() == b"png 90"
+    assert not path.is_symlink()

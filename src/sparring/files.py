@@ -7,7 +7,9 @@ import shutil
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from io import BytesIO
 from pathlib import Path
+from typing import Any
 
 __all__ = [
     "append",
@@ -15,6 +17,7 @@ __all__ = [
     "locked",
     "replace_directory",
     "replacing",
+    "save_figure",
     "sync",
     "try_lock",
     "unlock",
@@ -69,6 +72,16 @@ def replacing(path: Path) -> Iterator[Path]:
     except BaseException:
         part.unlink(missing_ok=True)
         raise
+
+
+def save_figure(figure: Any, path: Path, dpi: int) -> None:
+    """Writes one of Matplotlib's figures whole, which follows links itself.
+
+    :param path: Its ending is the format.
+    """
+    out = BytesIO()
+    figure.savefig(out, dpi=dpi, format=path.suffix[1:].lower())
+    write_whole(path, out.getvalue(), shared=True)
 
 
 def _own(path: Path) -> Path:

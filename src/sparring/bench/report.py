@@ -12,7 +12,7 @@ from typing import Any
 from sparring.bench.scaling import MeasuredLayout
 from sparring.errors import InputError
 from sparring.experiment import Experiment
-from sparring.files import replacing, write_whole
+from sparring.files import replacing, save_figure, write_whole
 from sparring.runs.metrics import PHASES
 
 __all__ = ["COLUMNS", "table", "write"]
@@ -174,7 +174,7 @@ def draw(out: Path, experiment: Experiment, lines: Sequence[Line]) -> None:
         figure = picture(pyplot, experiment, lines)
         figure.suptitle(f"{experiment.name.upper()} on {experiment.game_words}, {os.cpu_count()} cores", fontsize=12)
         figure.tight_layout()
-        figure.savefig(out / name, dpi=130)
+        save_figure(figure, out / name, dpi=130)
         pyplot.close(figure)
 
 
