@@ -318,6 +318,53 @@ def test_files_that_are_none(tmp_path, monkeypatch, name, content, says):
     assert not out.exists()
 
 
+def onnx_file(path, nodes, weights, output, declared=None):
+    from onnx import TensorProto, helper, numpy_helper
+
+    kind = TensorProto.FLOAT if output[0] == "f" else TensorProto.INT64
+    given = [numpy_helper.from_array(value, name) for name, value in weights.items()]
+    graph = helper.make_graph(
+        [helper.make_node(*node) for node in nodes],
+        "g",
+        [helper.make_tensor_value_info("obs", TensorProto.FLOAT, ["b", 4])],
+        [helper.make_tensor_value_info("y", kind, output[1])],
+        given,
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    if declared is not None:
+        helper.set_model_props(model, {"sparring.game": declared.to_json().decode()})
+    path.write_bytes(model.SerializeToString())
+    return path
+
+
+PRODUCT = [("MatMul", ["obs", "W"], ["y"])]
+
+
+@pytest.mark.parametrize(
+    ("nodes", "weights", "output", "says"),
+    [
+        (PRODUCT, {"W": np.full((4, 2), np.nan, "f4")}, ("f", ["b", 2]), r"theirs\.onnx gives NaN"),
+        (
+            [("Identity", ["k"], ["y"])],
+            {"k": np.array([99])},
+            ("i", [1]),
+            r"theirs\.onnx gives the choice 99: there are 0 to 1",
+        ),
+    ],
+)
+def test_files_that_give_no_actions(tmp_path, nodes, weights, output, says):
+    path = onnx_file(tmp_path / "theirs.onnx", nodes, weights, output)
+    with pytest.raises(InputError, match=says):
+        inference.measure_all([inference.find(str(path), "CartPole-v1")], None, QUICK, tmp_path)
+
+
+def test_a_file_with_our_words_but_no_action(tmp_path, policy):
+    weights = {"W": np.zeros((4, 2), "f4")}
+    path = onnx_file(tmp_path / "theirs.onnx", PRODUCT, weights, ("f", ["b", 2]), policy.game)
+    with pytest.raises(InputError, match=r"theirs\.onnx has no output `action`, but y"):
+        formats.load(path, policy.game)
+
+
 def test_a_file_of_others_needs_a_game(tmp_path):
     (tmp_path / "theirs.onnx").touch()
     with pytest.raises(InputError, match="name a game with --game"):
