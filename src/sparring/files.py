@@ -50,8 +50,10 @@ def write_whole(path: Path, data: bytes, *, sync: bool = False, parents: bool = 
                 file.flush()
                 os.fsync(file.fileno())
         os.replace(part, path)
-    except OSError:
+    except OSError as error:
         part.unlink(missing_ok=True)
+        if error.filename is None:  # a full disk does not say of which file
+            error.filename = str(path)
         raise
     if sync:
         for folder in folders:

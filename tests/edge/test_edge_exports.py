@@ -5,7 +5,8 @@ import os
 import stat
 import subprocess
 import sys
-from collections.abc import Callable
+import tempfile
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ import jax
 import numpy as np
 import pytest
 from recorded_play import record
+from small_disks import mounted
 
 from sparring import algorithms
 from sparring.edge import comparison, dataset, exporter
@@ -91,6 +93,22 @@ def test_two_exports_to_one_place_are_both_on_the_page(
     exporter.export(cartpole, Wanted(["safetensors"], "p", tmp_path / "o", episodes=0))
     assert locks == [False], "what others add to the page between reading and writing would be lost"
     assert sorted(os.listdir(tmp_path / "o")) == ["export.json", "p.safetensors"]
+
+
+@pytest.fixture
+def tiny(tmp_path: Path) -> Iterator[Path]:
+    yield from mounted(tmp_path / "tiny", "4k")
+
+
+def test_a_full_place_for_temporary_files_is_named(
+    cartpole: Policy, tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tiny))
+    with pytest.raises(InputError, match=rf"cannot write {tiny}/.*: No space left on device.*TMPDIR"):
+        exporter.export(cartpole, Wanted(["c"], "p", tmp_path / "o", episodes=0))
+    monkeypatch.undo()
+    with pytest.raises(InputError, match=rf"cannot write {tiny}/o.*: No space left on device$"):
+        exporter.export(cartpole, Wanted(["safetensors"], "p", tiny / "o", episodes=0))
 
 
 def test_the_error_of_box_actions_is_a_share_of_their_range(random_policy: MakePolicy, tmp_path: Path) -> None:

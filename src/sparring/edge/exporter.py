@@ -190,7 +190,10 @@ def _compared(
     if not callable(getattr(formats.find_format(name), "load", None)):
         return {each: msgspec.structs.replace(row, bytes=len(data)) for each, data in made.items()}
     with tempfile.TemporaryDirectory() as folder:
-        path = formats.write(made, Path(folder))[0]
+        try:
+            path = formats.write(made, Path(folder))[0]
+        except InputError as error:
+            raise InputError(f"{error}. It is compared in a temporary folder: TMPDIR names another place") from error
         try:
             runner = formats.load(path, policy.game, name)
         except NotInstalled as error:
