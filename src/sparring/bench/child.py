@@ -54,7 +54,12 @@ def open_child(
         assert process.stdin is not None
         assert process.stdout is not None
         late = threading.Event()
-        timer = threading.Timer(limit or 0, lambda: (late.set(), process.kill()))
+
+        def end() -> None:
+            late.set()
+            process.kill()
+
+        timer = threading.Timer(limit or 0, end)
         if limit is not None:
             timer.start()
         try:
