@@ -20,7 +20,7 @@ def test_written_whole_or_not_at_all(tmp_path, monkeypatch):
 
     monkeypatch.setattr(os, "replace", full)
     for options in ({}, {"sync": True}, {"shared": True}):
-        with pytest.raises(OSError, match="no room"):
+        with pytest.raises(OSError, match=r"no room: .*a\.json"):
             files.write_whole(path, b"second", **options)
     assert path.read_bytes() == b"first"
     assert os.listdir(tmp_path) == ["a.json"], "nothing is left of what failed"
@@ -49,6 +49,20 @@ def test_pieces_take_a_files_place_at_the_end(tmp_path):
     assert path.read_text() == "second"
     assert victim.read_text() == "precious"
     assert not path.is_symlink()
+
+
+def test_several_write_one_file(tmp_path):
+    """What one has not finished never takes the file's place, whoever else ends meanwhile."""
+    path = tmp_path / "a.csv"
+    with files.replacing(path) as slow, slow.open("w") as file:
+        file.write("half")
+        with files.replacing(path) as new, new.open("w") as other:
+            other.write("whole")
+        files.write_whole(path, b"shared", shared=True)
+        assert path.read_bytes() == b"shared"
+        file.write(" and half")
+    assert path.read_text() == "half and half"
+    assert os.listdir(tmp_path) == ["a.csv"]
 
 
 def test_directories_are_made_only_when_asked(tmp_path):
@@ -111,4 +125,18 @@ def test_a_planted_link_is_not_followed(tmp_path: Path):
     files.write_whole(path, b"ours")
     assert victim.read_bytes() == b"precious"
     assert path.read_bytes() == b"ours"
+    assert not path.is_symlink()
+
+
+def test_a_figure_follows_no_link(tmp_path: Path):
+    class Figure:
+        def savefig(self, out, dpi, format):
+            out.write(f"{format} {dpi}".encode())
+
+    victim, path = tmp_path / "victim", tmp_path / "a.PNG"
+    victim.write_bytes(b"precious")
+    path.symlink_to(victim)
+    files.save_figure(Figure(), path, 90)
+    assert victim.read_bytes() == b"precious"
+    assert path.read_bytes() == b"png 90"
     assert not path.is_symlink()

@@ -7,7 +7,9 @@ import shutil
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from io import BytesIO
 from pathlib import Path
+from typing import Any
 
 __all__ = [
     "append",
@@ -15,6 +17,7 @@ __all__ = [
     "locked",
     "replace_directory",
     "replacing",
+    "save_figure",
     "sync",
     "try_lock",
     "unlock",
@@ -30,15 +33,15 @@ def write_whole(path: Path, data: bytes, *, sync: bool = False, parents: bool = 
     :param data: Its content.
     :param sync: It, and its name, are on disk when this returns.
     :param parents: Make missing directories.
-    :param shared: Several processes may write it at once. What a killed one leaves has a name of its own then,
-        `<name>.<process>.part`; else it is `<name>.new`, which the next write replaces.
+    :param shared: Several may write it at once: the last one's is there. What a killed one leaves has a name of its
+        own then, `<name>.….part`; else it is `<name>.new`, which the next write replaces.
     """
     folders = [path.parent]
     if parents:
         made = [folder for folder in (path.parent, *path.parent.parents) if not folder.exists()] if sync else []
         path.parent.mkdir(parents=True, exist_ok=True)
         folders += [folder.parent for folder in made]
-    part = path.with_name(f"{path.name}.{os.getpid()}.part" if shared else f"{path.name}.new")
+    part = _own(path) if shared else path.with_name(f"{path.name}.new")
     try:
         part.unlink(missing_ok=True)  # what a killed process left, or a link that somebody planted: never followed
         with open(part, "xb") as file:
@@ -47,8 +50,10 @@ def write_whole(path: Path, data: bytes, *, sync: bool = False, parents: bool = 
                 file.flush()
                 os.fsync(file.fileno())
         os.replace(part, path)
-    except OSError:
+    except OSError as error:
         part.unlink(missing_ok=True)
+        if error.filename is None:  # a full disk does not say of which file
+            error.filename = str(path)
         raise
     if sync:
         for folder in folders:
@@ -57,19 +62,33 @@ def write_whole(path: Path, data: bytes, *, sync: bool = False, parents: bool = 
 
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """Where to write a file piece by piece: `<name>.new`, which takes the file's place when the block ends. If the
-    block fails, the file stays what it was.
+    """Where to write a file piece by piece: `<name>.….part`, which takes the file's place when the block ends. If the
+    block fails, the file stays what it was. Several may write it at once.
 
     :param path: The file.
     """
-    part = path.with_name(f"{path.name}.new")
-    part.unlink(missing_ok=True)  # as in `write_whole`
+    part = _own(path)
     try:
         yield part
         os.replace(part, path)
     except BaseException:
         part.unlink(missing_ok=True)
         raise
+
+
+def save_figure(figure: Any, path: Path, dpi: int) -> None:
+    """Writes one of Matplotlib's figures whole, which follows links itself.
+
+    :param path: Its ending is the format.
+    """
+    out = BytesIO()
+    figure.savefig(out, dpi=dpi, format=path.suffix[1:].lower())
+    write_whole(path, out.getvalue(), shared=True)
+
+
+def _own(path: Path) -> Path:
+    """Beside a file, a name that nobody else writes to: process numbers are not enough, containers share them."""
+    return path.with_name(f"{path.name}.{os.getpid()}-{os.urandom(4).hex()}.part")
 
 
 def write_new(path: Path, data: bytes) -> None:

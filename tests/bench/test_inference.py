@@ -2,11 +2,14 @@
 
 import csv
 import os
+import subprocess
+import sys
 from collections import deque
 from functools import partial
 from types import SimpleNamespace
 
 import numpy as np
+import psutil
 import pytest
 from typer.testing import CliRunner
 
@@ -378,6 +381,53 @@ def test_files_that_do_not_play(tmp_path, name):
         bench(str(tmp_path / name), "--game", "CartPole-v1")
 
 
+def onnx_file(path, nodes, weights, output, declared=None):
+    from onnx import TensorProto, helper, numpy_helper
+
+    kind = TensorProto.FLOAT if output[0] == "f" else TensorProto.INT64
+    given = [numpy_helper.from_array(value, name) for name, value in weights.items()]
+    graph = helper.make_graph(
+        [helper.make_node(*node) for node in nodes],
+        "g",
+        [helper.make_tensor_value_info("obs", TensorProto.FLOAT, ["b", 4])],
+        [helper.make_tensor_value_info("y", kind, output[1])],
+        given,
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    if declared is not None:
+        helper.set_model_props(model, {"sparring.game": declared.to_json().decode()})
+    path.write_bytes(model.SerializeToString())
+    return path
+
+
+PRODUCT = [("MatMul", ["obs", "W"], ["y"])]
+
+
+@pytest.mark.parametrize(
+    ("nodes", "weights", "output", "says"),
+    [
+        (PRODUCT, {"W": np.full((4, 2), np.nan, "f4")}, ("f", ["b", 2]), r"theirs\.onnx gives NaN"),
+        (
+            [("Identity", ["k"], ["y"])],
+            {"k": np.array([99])},
+            ("i", [1]),
+            r"theirs\.onnx gives the choice 99: there are 0 to 1",
+        ),
+    ],
+)
+def test_files_that_give_no_actions(tmp_path, nodes, weights, output, says):
+    path = onnx_file(tmp_path / "theirs.onnx", nodes, weights, output)
+    with pytest.raises(InputError, match=says):
+        inference.measure_all([inference.find(str(path), "CartPole-v1")], None, QUICK, tmp_path)
+
+
+def test_a_file_with_our_words_but_no_action(tmp_path, policy):
+    weights = {"W": np.zeros((4, 2), "f4")}
+    path = onnx_file(tmp_path / "theirs.onnx", PRODUCT, weights, ("f", ["b", 2]), policy.game)
+    with pytest.raises(InputError, match=r"theirs\.onnx has no output `action`, but y"):
+        formats.load(path, policy.game)
+
+
 def test_a_file_of_others_needs_a_game(tmp_path):
     (tmp_path / "theirs.onnx").touch()
     with pytest.raises(InputError, match="name a game with --game"):
@@ -390,6 +440,35 @@ def test_a_runtime_that_crashes_is_an_error_of_its_file(tmp_path, monkeypatch):
     environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
     with pytest.raises(Died, match="SIGSEGV"), open_child("crash", {"large": "x" * 200_000}, environment) as child:
         list(child.lines)
+
+
+def test_a_file_that_never_ends(tmp_path):
+    (tmp_path / "endless.py").write_text("import sys, time\nsys.stdin.read()\ntime.sleep(3600)\n")
+    environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
+    with (
+        pytest.raises(Died, match=r"it was not done after 0\.5 seconds"),
+        open_child("endless", {}, environment, limit=0.5) as child,
+    ):
+        list(child.lines)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere a child is not told")
+def test_a_child_ends_with_whoever_started_it(tmp_path):
+    (tmp_path / "endless.py").write_text(
+        "import time\nfrom sparring.bench.child import say, serve\n"
+        "if __name__ == '__main__':\n    serve(lambda order: (say(ready=True), time.sleep(3600)))\n"
+    )
+    code = (
+        "import os\nfrom sparring.bench.child import open_child\n"
+        "with open_child('endless', {}, dict(os.environ)) as child:\n"
+        "    next(child.lines)\n    print(child.pid, flush=True)\n    list(child.lines)\n"
+    )
+    path = os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])
+    environment = {**os.environ, "PYTHONPATH": path}
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, env=environment) as parent:
+        child = psutil.Process(int(parent.stdout.readline()))
+        parent.terminate()
+    child.wait(30)
 
 
 def test_a_child_runs_on_its_cores_from_the_start(tmp_path):

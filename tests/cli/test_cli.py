@@ -515,5 +515,8 @@ def test_play_to_files_and_back(run: Callable[..., Result], tmp_path: Path) -> N
     assert run(*words).out == "0 steps in 0 fragments are new in Tiny-v0, 1 were there already\n"
     other = run("data", "import", GAME.name, "one.db", "--format", "store", "--store", "two.db")
     assert other.out == "3 steps in 1 fragments are new in Tiny-v0, 1 were there already\n"
+    renamed = run("data", "import", "arena", "out", "--format", "npz", "--store", "three.db")
+    assert renamed.code == 2
+    assert "out holds play of 'Tiny-v0': sparring data import Tiny-v0 out --format npz" in " ".join(renamed.err.split())
     assert run("data", "export", GAME.name, "new", "--format", "xls", "--store", "one.db").code == 2
     assert "no game 'nonesuch'" in run("data", "export", "nonesuch", "new", "--store", "one.db").err

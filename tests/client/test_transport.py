@@ -7,7 +7,7 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
-from fake_server import GAME, walk
+from fake_server import GAME, FakeServer, walk
 from waiting import until
 
 from sparring.api import Problem, Rejected, Uploaded
@@ -22,7 +22,7 @@ from sparring.client import (
     UploadTooLarge,
 )
 from sparring.client.transports import open_transport
-from sparring.client.transports.http import HttpTransport
+from sparring.client.transports.http import HttpConnection, HttpTransport
 from sparring.errors import InputError
 from sparring.experience import Fragment, wire
 from sparring.games import Box, Discrete, Game
@@ -247,3 +247,9 @@ def test_a_fragment_is_encoded_once(client_of: Make, folder: Folder, monkeypatch
     assert client.flush(20)
     assert sorted(encoded) == sorted(f.id for f in folder.fragments)
     assert len(encoded) == 4
+
+
+@pytest.mark.parametrize(("name", "written"), [("..", "%2E%2E"), (".", "%2E"), ("a.b", "a.b"), ("...", "...")])
+def test_a_name_of_dots_is_no_step_in_the_path(server: FakeServer, name: str, written: str) -> None:
+    HttpConnection(server.url).fetch("GET", "v1", "games", "Pong", "players", name)
+    assert server.requests[-1] == ("GET", f"/v1/games/Pong/players/{written}")

@@ -1,6 +1,8 @@
 """`sparring dataset`: whose play it is, with which settings, and what is refused before anything is played."""
 
+import io
 import stat
+import zipfile
 from collections.abc import Callable
 from pathlib import Path
 
@@ -117,3 +119,51 @@ def test_a_file_without_rows(random_policy: MakePolicy, sparring: Sparring, tmp_
     code, _, err = sparring("export", "p.safetensors", "--to", "onnx", "--calibrate", "none.npz")
     assert (code, "none.npz has no observations" in err) == (2, True), err
     assert not (tmp_path / "export.json").exists()
+
+
+def npz(path: Path, **entries: bytes) -> Path:
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name, data in entries.items():
+            archive.writestr(f"{name}.npy", data)
+    return path
+
+
+def entry(shape: tuple[int, ...], data: bytes = b"") -> bytes:
+    out = io.BytesIO()
+    np.lib.format.write_array_header_1_0(out, {"descr": "<f4", "fortran_order": False, "shape": shape})
+    return out.getvalue() + data
+
+
+@pytest.mark.parametrize(
+    ("damaged", "says"),
+    [
+        (b"hello", "reading magic string"),
+        (b"\x93NUMPY\x01\x00\x14\x00" + b"(" * 19 + b"\n", "EOF in multi-line|never closed"),
+        (entry((10**11, 4)), r"says \(100000000000, 4\)"),
+        (entry((-1, 4)), r"says \(-1, 4\)"),
+    ],
+)
+def test_damaged_files_are_named(damaged: bytes, says: str, tmp_path: Path) -> None:
+    path, game = npz(tmp_path / "o.npz", obs=damaged), catalog.load("CartPole-v1")
+    with pytest.raises(InputError, match=rf"o\.npz is not an npz of observations: .*({says})"):
+        dataset.read(path, game)
+
+
+def test_compressed_data_that_is_damaged(tmp_path: Path) -> None:
+    path = tmp_path / "o.npz"
+    np.savez_compressed(path, obs=np.random.default_rng(0).standard_normal((4000, 4), np.float32))
+    data = path.read_bytes()
+    path.write_bytes(data[:300] + b"\xff" * 1000 + data[1300:])
+    with pytest.raises(InputError, match=r"o\.npz is not an npz of observations"):
+        dataset.read(path, catalog.load("CartPole-v1"))
+
+
+def test_what_nobody_asked_for_is_not_unpacked(tmp_path: Path) -> None:
+    path = npz(tmp_path / "o.npz", obs=entry((2, 4), bytes(32)), x=b"no array at all")
+    assert dataset.read(path, catalog.load("CartPole-v1")).shape == (2, 4)
+
+
+def test_a_game_that_is_none_names_its_file(tmp_path: Path) -> None:
+    np.savez(tmp_path / "o.npz", obs=np.zeros((2, 4), np.float32), game=np.array("[["))
+    with pytest.raises(InputError, match=r"o\.npz .*not a game declaration"):
+        dataset.read(tmp_path / "o.npz", catalog.load("CartPole-v1"))

@@ -5,7 +5,8 @@ import os
 import stat
 import subprocess
 import sys
-from collections.abc import Callable
+import tempfile
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ import jax
 import numpy as np
 import pytest
 from recorded_play import record
+from small_disks import mounted
 
 from sparring import algorithms
 from sparring.edge import comparison, dataset, exporter
@@ -21,6 +23,7 @@ from sparring.edge.made_up import observations
 from sparring.errors import InputError
 from sparring.experiment import Checkpoints, Evaluation, Experiment, Stop
 from sparring.export import distil, formats, weights, whole_numbers
+from sparring.files import locked
 from sparring.games import Box, Discrete, Game, MultiDiscrete, Space, catalog
 from sparring.networks import jax_policy
 from sparring.networks.functions import normalise
@@ -73,6 +76,39 @@ def test_a_page_says_how_alike_files_and_policy_are(cartpole: Policy, sparring: 
     page = json.loads((tmp_path / "o" / "export.json").read_bytes())
     assert set(page["files"]) == {"mine.tflite", "mine.int8.c", "mine.onnx"}
     assert "returns" not in page["files"]["mine.onnx"]
+
+
+def test_two_exports_to_one_place_are_both_on_the_page(
+    cartpole: Policy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write, locks = formats.write, []
+
+    def look(made: dict[str, bytes], folder: Path) -> list[Path]:
+        if exporter.EXPORT in made:
+            with locked(folder, wait=False) as ours:
+                locks.append(ours)
+        return write(made, folder)
+
+    monkeypatch.setattr(formats, "write", look)
+    exporter.export(cartpole, Wanted(["safetensors"], "p", tmp_path / "o", episodes=0))
+    assert locks == [False], "what others add to the page between reading and writing would be lost"
+    assert sorted(os.listdir(tmp_path / "o")) == ["export.json", "p.safetensors"]
+
+
+@pytest.fixture
+def tiny(tmp_path: Path) -> Iterator[Path]:
+    yield from mounted(tmp_path / "tiny", "4k")
+
+
+def test_a_full_place_for_temporary_files_is_named(
+    cartpole: Policy, tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tiny))
+    with pytest.raises(InputError, match=rf"cannot write {tiny}/.*: No space left on device.*TMPDIR"):
+        exporter.export(cartpole, Wanted(["c"], "p", tmp_path / "o", episodes=0))
+    monkeypatch.undo()
+    with pytest.raises(InputError, match=rf"cannot write {tiny}/o.*: No space left on device$"):
+        exporter.export(cartpole, Wanted(["safetensors"], "p", tiny / "o", episodes=0))
 
 
 def test_the_error_of_box_actions_is_a_share_of_their_range(random_policy: MakePolicy, tmp_path: Path) -> None:

@@ -2,11 +2,13 @@
 as JSON and answers line by line; when it dies, its measurement fails and nothing else."""
 
 import contextlib
+import ctypes
 import json
 import signal
 import subprocess
 import sys
 import tempfile
+import threading
 from collections.abc import Callable, Collection, Iterator
 from typing import IO, Any, NamedTuple
 
@@ -15,6 +17,9 @@ import msgspec
 from sparring.errors import InputError, SparringError
 
 __all__ = ["Died", "MeasuringChild", "open_child", "say", "serve"]
+
+
+PR_SET_PDEATHSIG = 1  # of Linux's prctl: what we get when our parent ends
 
 
 class Died(SparringError):
@@ -28,9 +33,14 @@ class MeasuringChild(NamedTuple):
 
 @contextlib.contextmanager
 def open_child(
-    module: str, order: Any, environment: dict[str, str], cores: Collection[int] | None = None
+    module: str,
+    order: Any,
+    environment: dict[str, str],
+    cores: Collection[int] | None = None,
+    limit: float | None = None,
 ) -> Iterator[MeasuringChild]:
-    """A process that does as ordered: `python -m module`. It runs on `cores` alone, from its first moment."""
+    """A process that does as ordered: `python -m module`. It runs on `cores` alone, from its first moment, and for no
+    more than `limit` seconds."""
     command = [sys.executable, "-m", module]
     if cores is not None:  # not preexec_fn: other threads may run here
         pin = f"import os, runpy; os.sched_setaffinity(0, {sorted(cores)})"
@@ -43,12 +53,26 @@ def open_child(
     ):
         assert process.stdin is not None
         assert process.stdout is not None
+        late = threading.Event()
+
+        def end() -> None:
+            late.set()
+            process.kill()
+
+        timer = threading.Timer(limit or 0, end)
+        if limit is not None:
+            timer.start()
         try:
             with contextlib.suppress(BrokenPipeError):  # it has died: the end says why
                 process.stdin.write(msgspec.json.encode(order).decode())
                 process.stdin.close()
             yield MeasuringChild(process.pid, _lines(process, process.stdout, errors))
+        except Died as error:
+            if late.is_set():
+                raise Died(f"it was not done after {limit:g} seconds") from error
+            raise
         finally:
+            timer.cancel()
             process.terminate()
 
 
@@ -73,7 +97,9 @@ def say(**words: Any) -> None:
 
 
 def serve(do: Callable[[dict[str, Any]], None]) -> None:
-    """In the child: reads the order and does it."""
+    """In the child: reads the order and does it. Whoever gave it may be killed meanwhile: we end then, too."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     order = json.loads(sys.stdin.read())
     try:
         do(order)

@@ -75,7 +75,7 @@ class Document:
         files = {f"{stem}.md": self.markdown().encode(), f"{stem}.html": self.html().encode()}
         files |= {part.name: part.png for part in self.parts if isinstance(part, Picture)}
         for name, data in files.items():
-            write_whole(folder / name, data)
+            write_whole(folder / name, data, shared=True)
         return [folder / name for name in files]
 
     def markdown(self) -> str:

@@ -28,6 +28,7 @@ from sparring.policies import DEFAULT_REGISTRY, load_policy
 __all__ = ["InferenceSettings", "Measured", "Model", "find", "measure_all", "video_name"]
 
 FOREIGN = (".onnx", ".tflite")
+TRIAL_S = 120.0  # for a file of others: to load, and for its first inferences
 USUAL = ("jax", "numpy", "onnx")
 
 
@@ -271,7 +272,7 @@ def _try_out(each: Measured, order: Order, settings: InferenceSettings) -> None:
     if each.model.file is not None:
         few: dict[str, Any] = {"episodes": None, "steps": 1, "warmup": 0, "steady": 0.0, "info": None, "video": None}
         trial = msgspec.structs.replace(order, **few, meter=None, estimate=False)
-        _run(trial, settings, f"{each.model.name} by {each.runtime}", lambda words: None)
+        _run(trial, settings, f"{each.model.name} by {each.runtime}", lambda words: None, TRIAL_S)
 
 
 def _measure(each: Measured, order: Order, settings: InferenceSettings, on_progress: Callable[[str], object]) -> None:
@@ -289,11 +290,17 @@ def _measure(each: Measured, order: Order, settings: InferenceSettings, on_progr
     _read(each)
 
 
-def _run(order: Order, settings: InferenceSettings, what: str, on_progress: Callable[[str], object]) -> Result:
+def _run(
+    order: Order,
+    settings: InferenceSettings,
+    what: str,
+    on_progress: Callable[[str], object],
+    limit: float | None = None,
+) -> Result:
     gpus = settings.gpus if order.runtime == "jax" else ()
     environment = placing.environment(gpus, settings.threads)
     try:
-        with open_child("sparring.bench.timed_play", order, environment, settings.cores) as child:
+        with open_child("sparring.bench.timed_play", order, environment, settings.cores, limit) as child:
             for line in child.lines:
                 if "result" in line:
                     return msgspec.convert(line["result"], Result)

@@ -15,7 +15,7 @@ from sparring.bench import study
 from sparring.bench.inference import Measured
 from sparring.bench.timed_play import STEP_COLUMNS
 from sparring.errors import InputError
-from sparring.files import replacing, write_whole
+from sparring.files import replacing, save_figure, write_whole
 
 __all__ = ["SUMMARY", "check_output", "rows", "study_rows", "write"]
 
@@ -128,7 +128,7 @@ def write(found: Sequence[Measured], output: Path, info: Path | None = None, vid
     filmed = [each.video for each in found if each.video is not None]
     if videos is not None and filmed:
         for video in filmed:
-            write_whole(videos / video.name, video.read_bytes(), parents=True)
+            write_whole(videos / video.name, video.read_bytes(), parents=True, shared=True)
             written.append(videos / video.name)
     picture = stem.with_suffix(".png")
     if draw(found, picture):
@@ -211,7 +211,7 @@ def draw(found: Sequence[Measured], path: Path) -> bool:
             axes.grid(alpha=0.25, axis="x")
             axes.spines[["top", "right"]].set_visible(False)
         figure.tight_layout()
-        figure.savefig(path, dpi=120)
+        save_figure(figure, path, dpi=120)
     finally:
         pyplot.close(figure)
     return True

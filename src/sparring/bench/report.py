@@ -12,7 +12,7 @@ from typing import Any
 from sparring.bench.scaling import MeasuredLayout
 from sparring.errors import InputError
 from sparring.experiment import Experiment
-from sparring.files import replacing, write_whole
+from sparring.files import replacing, save_figure, write_whole
 from sparring.runs.metrics import PHASES
 
 __all__ = ["COLUMNS", "table", "write"]
@@ -88,7 +88,7 @@ def write(out: Path, experiment: Experiment, found: Sequence[MeasuredLayout], co
         writer = csv.DictWriter(file, COLUMNS)
         writer.writeheader()
         writer.writerows({k: round(v, 6) if isinstance(v, float) else v for k, v in line.items()} for line in lines)
-    write_whole(out / "scaling.md", markdown(experiment, found, lines, command).encode())
+    write_whole(out / "scaling.md", markdown(experiment, found, lines, command).encode(), shared=True)
     draw(out, experiment, lines)
 
 
@@ -174,7 +174,7 @@ def draw(out: Path, experiment: Experiment, lines: Sequence[Line]) -> None:
         figure = picture(pyplot, experiment, lines)
         figure.suptitle(f"{experiment.name.upper()} on {experiment.game_words}, {os.cpu_count()} cores", fontsize=12)
         figure.tight_layout()
-        figure.savefig(out / name, dpi=130)
+        save_figure(figure, out / name, dpi=130)
         pyplot.close(figure)
 
 

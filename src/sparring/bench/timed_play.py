@@ -236,6 +236,7 @@ def measure(order: Order) -> Result:
     envs.close()
     timed.act(obs)
     first = timed.whole
+    require_numbers(timed.runner, obs, order.file or order.runtime)
     for _ in range(order.warmup):
         timed.act(obs)
     seen: deque[Array] = deque(maxlen=KEPT)
@@ -256,6 +257,14 @@ def measure(order: Order) -> Result:
         device=device_of(order),
         no_video=no_video,
     )
+
+
+def require_numbers(runner: Runner, obs: Array, where: str) -> None:
+    """:raises InputError: it gives NaN, whose greatest is always the first action."""
+    found = runner.run(runner.prepare(obs))
+    for each in found if isinstance(found, list | tuple) else [found]:
+        if isinstance(each, np.ndarray) and each.dtype.kind == "f" and np.isnan(each).any():
+            raise InputError(f"{where} gives NaN: it does not play")
 
 
 def device_of(order: Order) -> str:

@@ -9,6 +9,7 @@ import typer
 from rich.console import Console
 
 from sparring.cli.options import DataOption
+from sparring.errors import InputError
 
 __all__ = ["app"]
 
@@ -86,7 +87,13 @@ def import_play(
         declared = declaration(source) if form != "store" else None
         if declared is not None and declared.name == game:
             opened.register(declared)
-        spec = find_game(opened, game)
+        try:
+            spec = find_game(opened, game)
+        except InputError as error:
+            if declared is None:
+                raise
+            command = f"sparring data import {declared.name} {source} --format {form}"
+            raise InputError(f"{error}. {source} holds play of {declared.name!r}: {command}") from error
         if form != "store":
             require_same_game(spec, source, other=other)
         with _progress(None) as on_progress:

@@ -332,5 +332,5 @@ def schema(
     if out is None:
         typer.echo(text.decode(), nl=False)
         return
-    write_whole(out, text, parents=True)
+    write_whole(out, text, parents=True, shared=True)
     typer.echo(str(out))

@@ -31,8 +31,9 @@ def errors_naming(where: object) -> Iterator[None]:
         raise InputError(f"{where}: {error}") from error
     except (OSError, EOFError, MemoryError) as error:
         raise InputError(f"{where} cannot be read: {error or type(error).__name__}") from error
-    except Exception as error:  # zipfile's, zlib's, csv's and Arrow's own
-        if type(error).__module__.partition(".")[0] not in ("zipfile", "zlib", "struct", "_csv", "pyarrow", "h5py"):
+    except Exception as error:  # zipfile's, zlib's, csv's, Arrow's, and of NumPy's headers
+        own = ("zipfile", "zlib", "struct", "_csv", "pyarrow", "h5py", "tokenize")
+        if type(error).__module__.partition(".")[0] not in own and not isinstance(error, SyntaxError):
             raise
         raise InputError(f"{where} cannot be read: {error}") from error
 

@@ -2,7 +2,7 @@
 
 import math
 import zipfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,7 @@ from sparring.games import Game
 from sparring.games.spec import Array, Space
 from sparring.games.spec import column as checked
 
-__all__ = ["NpzWriter", "read_npz"]
+__all__ = ["NpzWriter", "read_arrays", "read_npz"]
 
 NEEDED = ("action", "reward", "steps")
 TEXTS = {"id", "player", "episode", "model"}
@@ -55,7 +55,7 @@ class NpzWriter:
 def read_npz(game: Game, path: Path, player: str, source: str, now: float) -> Iterator[Fragment | str]:
     """Fragments of a file. `id`, `player` and the like may be missing: see docs/data.md."""
     with errors_naming(path):
-        arrays = _arrays(path)
+        arrays = read_arrays(path)
     need(list(arrays), [leaf for leaf, *_ in leaves(game.observation, "obs")] + list(NEEDED), path)
     with errors_naming(f"{path} does not fit the game {game.name}"):
         obs, action = _load(arrays, game.observation, "obs"), _load(arrays, game.action, "action")
@@ -81,13 +81,15 @@ def read_npz(game: Game, path: Path, player: str, source: str, now: float) -> It
         at = last
 
 
-def _arrays(path: Path) -> dict[str, Array]:
-    """All of a file's. Each says its size twice, in the archive and in its own header: neither is believed."""
+def read_arrays(path: Path, wanted: Callable[[str], bool] = lambda name: True) -> dict[str, Array]:
+    """Of a file, those with names that are wanted. Each says its size twice, in the archive and in its own header:
+    neither is believed."""
     found: dict[str, Array] = {}
     with zipfile.ZipFile(path) as archive:
-        require_size(sum(member.file_size for member in archive.infolist()), path)
-        for member in archive.infolist():
-            name = member.filename.removesuffix(".npy")
+        names = {member: member.filename.removesuffix(".npy") for member in archive.infolist()}
+        members = {member: name for member, name in names.items() if wanted(name)}
+        require_size(sum(member.file_size for member in members), path)
+        for member, name in members.items():
             with archive.open(member) as file:
                 version = npy.read_magic(file)
                 read = npy.read_array_header_1_0 if version == (1, 0) else npy.read_array_header_2_0

@@ -6,10 +6,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from io import BytesIO
 from pathlib import Path
-from zipfile import BadZipFile
 
 import numpy as np
 
+from sparring.data.limits import errors_naming
+from sparring.data.npz_files import read_arrays
 from sparring.errors import InputError
 from sparring.files import write_whole
 from sparring.games import Dict, Game, compatible
@@ -115,7 +116,7 @@ def save(sample: Sample, path: Path) -> None:
     out = BytesIO()
     np.savez_compressed(out, **columns, action=sample.action, game=np.array(sample.game.to_json().decode()))
     try:
-        write_whole(path, out.getvalue(), parents=True)
+        write_whole(path, out.getvalue(), parents=True, shared=True)
     except OSError as error:
         raise InputError(f"cannot write {path}: {error.strerror}") from error
 
@@ -126,13 +127,17 @@ def read(path: Path, game: Game) -> Array:
     :raises InputError: it is none, or they are of another game.
     """
     try:
-        with np.load(path, allow_pickle=False) as arrays:
-            found = {name: arrays[name] for name in arrays.files}
-    except (OSError, ValueError, BadZipFile, EOFError, MemoryError, AttributeError, KeyError) as error:
-        raise InputError(f"{path} is not an npz of observations: {error}") from error
-    declared = found.get("game")
+        with errors_naming(path):
+            found = read_arrays(path, lambda name: name in ("obs", "game") or name.startswith("obs."))
+    except InputError as error:
+        raise InputError(f"{path} is not an npz of observations: {error.__cause__ or error}") from error
+    declared = found.pop("game", None)
     if declared is not None and declared.dtype.kind == "U":
-        why = compatible.difference(Game.from_json(str(declared)), game)
+        try:
+            theirs = Game.from_json(str(declared))
+        except InputError as error:
+            raise InputError(f"{path} does not say well whose play it is: {error}") from error
+        why = compatible.difference(theirs, game)
         if why is not None:
             raise InputError(f"{path} is not of {game.name}: {why}")
     return _column(path, game, found)
@@ -142,7 +147,8 @@ def _column(path: Path, game: Game, found: dict[str, Array]) -> Array:
     space = game.observation
     names = [f"obs.{name}" for name in sorted(space.fields)] if isinstance(space, Dict) else ["obs"]
     if missing := [name for name in names if name not in found]:
-        raise InputError(f"{path} has {', '.join(found) or 'nothing'}: an npz of {game.name} has {', '.join(missing)}")
+        there = f"has {', '.join(found)}" if found else "has no `obs`"
+        raise InputError(f"{path} {there}: an npz of {game.name} has {', '.join(missing)}")
     spaces = [space.fields[name] for name in sorted(space.fields)] if isinstance(space, Dict) else [space]
     for name, part in zip(names, spaces, strict=True):
         array, element = found[name], part.element

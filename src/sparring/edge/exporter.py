@@ -21,6 +21,7 @@ from sparring.export import formats, whole_numbers
 from sparring.export.formats import Given
 from sparring.export.safetensors_file import PolicyRunner
 from sparring.export.whole_numbers import LEAST
+from sparring.files import locked
 from sparring.games import Game
 from sparring.games.spec import Array
 from sparring.networks.plain import Value
@@ -105,7 +106,9 @@ def export(
         found |= _compared(policy, wanted, name, made, row, held, on_progress)
         files |= made
     _add_compiled(files, found)
-    formats.write(files | {EXPORT: _page(policy, wanted, found)}, wanted.out)
+    formats.write(files, wanted.out)
+    with locked(wanted.out, wait=True):  # others may export to the same place
+        formats.write({EXPORT: _page(policy, wanted, found)}, wanted.out)
     return found
 
 
@@ -189,7 +192,10 @@ def _compared(
     if not callable(getattr(formats.find_format(name), "load", None)):
         return {each: msgspec.structs.replace(row, bytes=len(data)) for each, data in made.items()}
     with tempfile.TemporaryDirectory() as folder:
-        path = formats.write(made, Path(folder))[0]
+        try:
+            path = formats.write(made, Path(folder))[0]
+        except InputError as error:
+            raise InputError(f"{error}. It is compared in a temporary folder: TMPDIR names another place") from error
         try:
             runner = formats.load(path, policy.game, name)
         except NotInstalled as error:

@@ -93,9 +93,15 @@ def output_of(tensors: Sequence[Tensor], game: Game, where: object) -> tuple[int
         if numbers == size and (tensor.dtype.kind == "f" or tensor.scale):
             return i, lambda found, t=tensor: decide(game, _number(t, found).reshape(1, size), "clip")
         if isinstance(action, Discrete) and numbers == 1 and tensor.dtype.kind in "iu" and not tensor.scale:
-            return i, lambda found: (found.reshape(1) + action.start).astype("<i4")
+            return i, lambda found: _choice(found, action, where)
     shapes = ", ".join(f"{tensor.name} {tensor.dtype}{tensor.shape}" for tensor in tensors)
     raise InputError(f"{where} gives {shapes}: none of them is {size} numbers, or a choice, for {game.name}")
+
+
+def _choice(found: Array, action: Discrete, where: object) -> Array:
+    if not 0 <= (chosen := int(found.reshape(()))) < action.n:
+        raise InputError(f"{where} gives the choice {chosen}: there are 0 to {action.n - 1}")
+    return np.array([chosen + action.start], "<i4")
 
 
 def _number(tensor: Tensor, found: Array) -> Array:

@@ -127,11 +127,14 @@ def load(path: str | Path, game: Game, name: str | None = None, *, threads: int 
 
 
 def write(files: Mapping[str, bytes], folder: Path) -> list[Path]:
-    """Into a folder, which is made. Each file is there whole or not at all; one of the same name is replaced."""
+    """Into a folder, which is made. Each file is there whole or not at all; one of the same name is replaced.
+
+    :raises InputError: it cannot be written there.
+    """
     paths = [folder / name for name in files]
     try:
         for path, content in zip(paths, files.values(), strict=True):
-            write_whole(path, content, parents=True)
+            write_whole(path, content, parents=True, shared=True)
     except OSError as error:
-        raise InputError(f"cannot write {path}: {error.strerror}. Choose another --out") from error
+        raise InputError(f"cannot write {path}: {error.strerror}") from error
     return paths

@@ -40,6 +40,9 @@ class Onnx:
         if declaration is None:
             return _foreign(session, game, path)
         check_game(declaration, game, path)
+        names = [value.name for value in session.get_outputs()]
+        if "action" not in names:
+            raise InputError(f"{path} has no output `action`, but {', '.join(names)}")
         return OnnxRunner(_session(greedy(data), path, threads), game)
 
 
@@ -83,8 +86,6 @@ class OnnxRunner:
     def __init__(self, session: Any, game: Game) -> None:
         names = [value.name for value in session.get_outputs()]
         self._names = [name for name in GREEDY if name in names]
-        if self._names[:1] != ["action"]:
-            raise InputError(f"the ONNX file has no output `action`, but {', '.join(names)}")
         self._run, self._space = session.run, game.observation
 
     def prepare(self, obs: Array) -> dict[str, Array]:

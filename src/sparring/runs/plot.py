@@ -9,6 +9,7 @@ import msgspec
 import numpy as np
 
 from sparring.errors import InputError
+from sparring.files import save_figure
 from sparring.games.spec import Array
 from sparring.metering.energy import SOURCES
 from sparring.runs.metrics import PHASES, Row
@@ -62,7 +63,7 @@ def plot(runs: Sequence[Run], out: Path) -> None:
     figure.tight_layout()
     out.parent.mkdir(parents=True, exist_ok=True)
     try:
-        figure.savefig(out, dpi=130)
+        save_figure(figure, out, dpi=130)
     except ValueError as error:
         raise InputError(f"{out}: {error}") from error
     finally:

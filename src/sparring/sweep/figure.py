@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from sparring.files import save_figure
 from sparring.games.spec import Array
 from sparring.search_space import Axis, show
 from sparring.sweep.journal import TrialStatus, trial_name
@@ -50,7 +51,7 @@ def draw(sweep: Sweep, trials: Sequence[TrialStatus], out: Path) -> None:
         f", {stopped} stopped early (dotted, hollow)" if stopped else ""
     )
     figure.suptitle(f"{title}. Best: {trial_name(best.number)}", fontsize=11)
-    figure.savefig(out, dpi=130)
+    save_figure(figure, out, dpi=130)
     pyplot.close(figure)
 
 

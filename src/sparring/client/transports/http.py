@@ -96,7 +96,7 @@ class HttpConnection:
 
     def fetch(self, method: str, *path: str, **options: Unpack[RequestOptions]) -> Answer:
         """Any answer, whatever its status. Raises Unavailable when there is none."""
-        url = "/".join((self.url, *(quote(part, safe="") for part in path))) + options.get("query", "")
+        url = "/".join((self.url, *map(_quoted, path))) + options.get("query", "")
         body, headers, limit = options.get("body"), options.get("headers"), options.get("limit", MAX_ANSWER)
         timeout = options.get("timeout")
         seconds = self.timeout if timeout is None else timeout
@@ -287,6 +287,11 @@ def _problem(answer: Answer) -> Problem | None:
         return msgspec.json.decode(answer.body, type=Problem)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         return None  # a proxy's page: the caller reports the status
+
+
+def _quoted(part: str) -> str:
+    """For an address. `.` and `..` as they are would be taken for steps in the path, and left out."""
+    return part.replace(".", "%2E") if part in (".", "..") else quote(part, safe="")
 
 
 def _retry_after(value: str | None) -> float | None:
