@@ -66,8 +66,8 @@ def _words(space: Space | None) -> str:
 
 
 async def require(game: Game) -> None:
-    """Refuses an `env` that is not the game, or does not play a step, in a process of its own. It is killed, and what it
-    started, when it takes too long or nobody waits any more.
+    """Refuses an `env` that is not the game, or does not play a step, in a process of its own. The process is killed,
+    and what it started, when it takes too long or nobody waits any more.
 
     :raises InputError: see `problem`.
     """
