@@ -68,7 +68,10 @@ def test_a_wrong_setting_that_shows_in_the_first_step_is_refused(run: Run, store
 @pytest.mark.parametrize(
     ("env", "said"),
     [
-        ("Pole-v0", "Gymnasium knows no Pole-v0 on the platform: a platform simulates only"),
+        (
+            "Pole-v0",
+            "Pole-v0 cannot be made: Gymnasium knows no such game on the platform, since a platform simulates only",
+        ),
         ("mine:Pole-v0", "mine:Pole-v0 names a module or file, and none is read for a client: a platform simulates"),
     ],
 )

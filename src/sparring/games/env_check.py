@@ -37,7 +37,7 @@ def problem(game: Game) -> str | None:
     try:
         found = load({**kwargs, "id": env, "name": game.name})
     except Unregistered:
-        return f"Gymnasium knows no {env} on the platform: {INSTALLED}"
+        return f"{env} cannot be made: Gymnasium knows no such game on the platform, since {INSTALLED}"
     except (Exception, SystemExit) as error:  # noqa: BLE001 - whatever a game raises
         return f"{env} cannot be made: {line(error)}"
     for part, ours, theirs in compatible.differences(game, found)[:1]:

@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 
+from sparring.errors import GameError
 from sparring.games import Game, env_check
 from sparring.games.spec import Array
 from sparring.networks.policy import Policy
@@ -56,7 +57,8 @@ class Simulator:
             self.give_up(f"{episodes} episodes of {self.game.env} take longer than {EVALUATION_LIMIT:g} s")
         except BaseException as error:  # whatever a game raises, its own SystemExit included
             log.exception("%s: its simulator failed", self.game.name)
-            self.give_up(f"{self.game.env} failed: {env_check.line(error)}")
+            cause = error.__cause__ if isinstance(error, GameError) else None  # the game's own words
+            self.give_up(f"{self.game.env} failed: {env_check.line(cause or error)}")
         return [], []
 
     def _problem(self) -> str | None:
