@@ -183,7 +183,8 @@ def wandb_rows(run: Run, name: str) -> list[dict[str, float]]:
     """Of all parts of a W&B run; its service writes the last ones after the run was finished."""
     until = time.monotonic() + 20
     while True:
-        parts = sorted(run.path.glob(f"wandb/offline-run-*-{name}/*.wandb"))
+        # W&B names a part by the second in which it begins; of another one in that second it adds -1.
+        parts = sorted(run.path.glob(f"wandb/offline-run-*-{name}*/run-{name}.wandb"))
         rows = [row for path in parts for row in scan(path)]
         if len(rows) >= len(run.rows()) or time.monotonic() > until:
             return rows

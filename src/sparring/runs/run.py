@@ -107,7 +107,7 @@ class Run:
             kept = ", ".join(f"@{int(each.name)}" for each in self.checkpoints())
             has = f"values are in its checkpoints {kept}" if kept else "no checkpoint is kept that has a value"
             raise InputError(f"{self.path}@best is a policy alone: {has}")
-        number = str(int(self.checkpoints()[-1].name)) if which == "last" and self.checkpoints() else which
+        number = self._number(which)
         try:
             arrays = self._load(number)[0]
         except InputError as error:
@@ -124,7 +124,12 @@ class Run:
         :param which: As of `policy`, but for `best`, which is a policy alone.
         :raises InputError: it is not kept.
         """
-        return self._load(str(int(self.checkpoints()[-1].name)) if which == "last" and self.checkpoints() else which)
+        return self._load(self._number(which))
+
+    def _number(self, which: str) -> str:
+        """Of `last` the newest checkpoint's, where there is one."""
+        saved = self.checkpoints() if which == "last" else []
+        return str(int(saved[-1].name)) if saved else which
 
     def _refusal(self, which: str, error: Exception) -> InputError:
         kept = ", ".join(each for each in self.kept() if each != which) or "nothing else"
